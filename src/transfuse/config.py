@@ -1,0 +1,160 @@
+"""Settings of the engine: frozen, resolved once, each part handed only what it needs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from transfuse.errors import ConfigError
+
+MODEL_IMPLS = ("auto", "plain", "original")
+DTYPES = ("auto", "bfloat16", "float32", "float16")
+POLICIES = ("fcfs", "priority")
+
+# vLLM's name for "let the Transformers code run", so that commands written for it run unchanged.
+MODEL_IMPL_ALIASES = {"transformers": "auto"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """What to load and how to run it.
+
+    Attributes:
+        model: folder, hub id or `.gguf` file; None for the default model.
+        tokenizer: folder or hub id of another tokenizer; None for the model's own.
+        model_impl: `auto`, `plain` or `original`.
+        dtype: dtype of weights and activations; `auto` takes the checkpoint's.
+        trust_remote_code: whether a folder's own Python code may run.
+        revision: branch, tag or commit of a hub id.
+        cache_dir: where downloads and verdicts are kept.
+        trust_plan: skip the check of code not seen before.
+    """
+
+    model: str | None = None
+    tokenizer: str | None = None
+    model_impl: str = "auto"
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+    revision: str | None = None
+    cache_dir: Path
+    trust_plan: bool = False
+
+    def __post_init__(self) -> None:
+        _check_choice("model_impl", self.model_impl, MODEL_IMPLS)
+        _check_choice("dtype", self.dtype, DTYPES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """How large the paged cache is.
+
+    Attributes:
+        block_size: tokens per block.
+        memory_bytes: bytes of the cache; None sizes it from the memory that is available after loading.
+        memory_share: the share of available memory taken where `memory_bytes` is None, in (0, 1].
+        num_blocks: number of blocks, overriding both; for tests and experiments.
+        enable_prefix_caching: whether requests share blocks of equal prefixes.
+    """
+
+    block_size: int = 16
+    memory_bytes: int | None = None
+    memory_share: float = 0.5
+    num_blocks: int | None = None
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        _check_range("block_size", self.block_size, 1, 1024)
+        if not 0.0 < self.memory_share <= 1.0:
+            raise ConfigError(f"memory_share is {self.memory_share!r}; expected a share above 0 and at most 1.")
+        if self.num_blocks is not None:
+            _check_range("num_blocks", self.num_blocks, 2, 2**31 - 1)
+        if self.memory_bytes is not None:
+            _check_range("kv_cache_memory_bytes", self.memory_bytes, 1, 2**63 - 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """Who may run in a step: `EngineConfig` once the model and the memory are known.
+
+    Attributes:
+        max_model_len: most tokens of a request, prompt and output together.
+        max_num_seqs: most requests in a step.
+        max_num_batched_tokens: ceiling of a step's tokens; measured speed may set a lower one.
+        policy: `fcfs` serves in order of arrival, `priority` lower numbers first.
+        enable_chunked_prefill: whether a prompt may be computed over several steps.
+        enable_prefix_caching: whether requests share blocks of equal prefixes.
+        block_size: tokens per block.
+    """
+
+    max_model_len: int
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    policy: str = "fcfs"
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    block_size: int = 16
+
+    def __post_init__(self) -> None:
+        assert self.max_num_batched_tokens >= self.max_num_seqs, "every running request needs one token a step"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """Everything that the caller decides, before the model and the memory are known.
+
+    Attributes:
+        model: what to load and how to run it.
+        cache: how large the paged cache is.
+        max_model_len: most tokens of a request; None takes the model's limit, or what fits.
+        max_num_seqs: most requests in a step.
+        max_num_batched_tokens: ceiling of a step's tokens.
+        policy: `fcfs` or `priority`.
+        enable_chunked_prefill: whether a prompt may be computed over several steps.
+        num_threads: threads that compute; None leaves torch's choice.
+        seed: makes requests without a seed of their own repeatable.
+    """
+
+    model: ModelConfig
+    cache: CacheConfig
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    policy: str = "fcfs"
+    enable_chunked_prefill: bool = True
+    num_threads: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_model_len is not None:
+            _check_range("max_model_len", self.max_model_len, 1, 2**31 - 1)
+        _check_range("max_num_seqs", self.max_num_seqs, 1, 4096)
+        _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**31 - 1)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs}): "
+                "every running request needs one token a step. Raise the first or lower the second."
+            )
+        _check_choice("scheduling_policy", self.policy, POLICIES)
+        if self.num_threads is not None:
+            _check_range("num_threads", self.num_threads, 1, 1024)
+        if self.seed is not None:
+            _check_range("seed", self.seed, 0, 2**63 - 1)
+
+
+def default_cache_dir() -> Path:
+    """`$TRANSFUSE_CACHE_DIR`, else `$XDG_CACHE_HOME/transfuse`, else `~/.cache/transfuse`."""
+    if given := os.environ.get("TRANSFUSE_CACHE_DIR"):
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "transfuse"
+
+
+def _check_range(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name} is {value!r}; expected an integer from {low} to {high}.")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(choices)}.")

@@ -1,0 +1,113 @@
+"""Every error that Transfuse raises on purpose.
+
+    TransfuseError
+    ├── ConfigError                 a setting is wrong, or two contradict each other
+    ├── RequestError                the request's own fault; the engine and other requests go on
+    │   ├── SamplingParamsError     a sampling field is out of its range
+    │   ├── PromptError             the prompt is empty, of the wrong kind, or holds ids outside the vocabulary
+    │   └── CapacityError           the request can never fit, however long it waits
+    ├── ModelError
+    │   ├── ModelNotFoundError      no such folder, file or hub id
+    │   ├── DownloadError           the default model could not be fetched or failed its checksum
+    │   ├── RemoteCodeError         the folder brings code, and --trust-remote-code was not given
+    │   ├── WeightsError            tensors missing, unexpected or misshapen, or the file is damaged
+    │   └── UnsupportedModelError   this implementation cannot run the model; the message says why
+    └── EngineError
+        ├── EngineClosedError       used after close()
+        └── NonFiniteLogitsError    the model gave NaN or infinity for one request, which alone fails
+
+A message names what was wrong, where, the limit, and what to do. Invariants are asserted, not raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TransfuseError(Exception):
+    """Base of all errors that Transfuse raises on purpose."""
+
+
+class ConfigError(TransfuseError, ValueError):
+    """A setting is wrong, or two settings contradict each other."""
+
+
+class RequestError(TransfuseError, ValueError):
+    """The request itself is at fault: the engine and all other requests go on."""
+
+
+class SamplingParamsError(RequestError):
+    """A field of `SamplingParams` is out of its range.
+
+    Attributes:
+        field: name of the field.
+        value: what was given.
+    """
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        super().__init__(f"SamplingParams.{field} is {value!r}; expected {expected}.")
+        self.field = field
+        self.value = value
+
+
+class PromptError(RequestError):
+    """The prompt is empty, of the wrong kind, or holds token ids outside the vocabulary."""
+
+
+class CapacityError(RequestError):
+    """The request can never fit in the model's length or in the cache, however long it waits."""
+
+
+class ModelError(TransfuseError):
+    """A model cannot be found, loaded or run."""
+
+
+class ModelNotFoundError(ModelError):
+    """No such folder, file or hub id."""
+
+
+class DownloadError(ModelError):
+    """The default model could not be fetched, or what came failed its checksum."""
+
+
+class RemoteCodeError(ModelError):
+    """The model folder brings its own code, and running it was not allowed."""
+
+
+class WeightsError(ModelError):
+    """The checkpoint does not fit the model.
+
+    Attributes:
+        missing: tensors that the model has and the checkpoint lacks.
+        unexpected: tensors of the checkpoint that the model has no place for.
+        misshapen: `name: checkpoint shape -> model shape`, one string each.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: Sequence[str] = (),
+        unexpected: Sequence[str] = (),
+        misshapen: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+        self.unexpected = tuple(unexpected)
+        self.misshapen = tuple(misshapen)
+
+
+class UnsupportedModelError(ModelError):
+    """The chosen implementation cannot run this model; the message gives the reason and the way out."""
+
+
+class EngineError(TransfuseError):
+    """The engine, not a request, is at fault."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was used after `close()`."""
+
+
+class NonFiniteLogitsError(EngineError):
+    """The model gave NaN or infinite logits for one request; that request alone ends."""

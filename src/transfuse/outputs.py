@@ -1,0 +1,89 @@
+"""What comes back: continuations, log-probabilities, timings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from transfuse.errors import TransfuseError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability under the raw distribution.
+
+    Attributes:
+        logprob: natural logarithm of the probability.
+        rank: 1 for the most likely token.
+        decoded_token: its text; None where outputs are not detokenised.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+LogprobsAtPosition = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One continuation of a prompt.
+
+    Attributes:
+        index: which of the `n` continuations.
+        text: the decoded continuation; empty where `detokenize` is False.
+        token_ids: its token ids, with the end-of-sequence token where that ended it.
+        cumulative_logprob: sum of the sampled tokens' log-probabilities; None unless `logprobs` was asked for.
+        logprobs: per token, a map from token id to `Logprob`; None unless asked for.
+        finish_reason: `stop`, `length`, `abort`, `error`; None while it runs.
+        stop_reason: the stop string or stop token id that ended it; None for end-of-sequence and other reasons.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[LogprobsAtPosition] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When things happened, in seconds of a monotonic clock, and how often the request was preempted."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answer to one prompt, complete or so far.
+
+    Attributes:
+        request_id: the id the request was added under.
+        prompt: the prompt as text; None where token ids were given.
+        prompt_token_ids: the prompt as token ids.
+        prompt_logprobs: per prompt token; None for the first, which nothing predicts; None unless asked for.
+        outputs: `n` continuations, by index.
+        finished: whether all of them have ended.
+        num_cached_tokens: prompt tokens taken from the prefix cache.
+        metrics: timings.
+        error: what ended the request, where `finish_reason` is `error`.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[LogprobsAtPosition | None] | None = None
+    finished: bool = False
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+    error: TransfuseError | None = None

@@ -1,0 +1,1 @@
+"""Tests, and the zoo of tiny models that they run on."""
