@@ -1,0 +1,73 @@
+"""Command line of the zoo: `python -m tests.zoo check | save | list`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.zoo import MODEL_TYPES, VARIANT_NAMES, save
+from tests.zoo.check import check, offline_and_quiet, summary
+from tests.zoo.data.notes import UNUSABLE
+from tests.zoo.facts import write_facts
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    torch.set_num_threads(1)
+    if unknown := set(args.names) - {*MODEL_TYPES, *VARIANT_NAMES}:
+        print(f"unknown: {', '.join(sorted(unknown))}; `python -m tests.zoo list` shows the names", file=sys.stderr)
+        return 2
+    return int(args.run(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo", description="Tiny models of every causal LM type.")
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("check", help="measure models and print one line each; exit status 1 if one is bad")
+    command.add_argument("names", nargs="*", metavar="NAME", help="model types or type:variant; none: all types")
+    command.add_argument("--variants", action="store_true", help="with no names: the variants as well")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
+    command.add_argument("--facts", type=Path, metavar="FILE", help="write the compact facts, as facts.jsonl")
+    command.set_defaults(run=_check)
+    command = commands.add_parser("save", help="write a checkpoint with config and tokenizer")
+    command.add_argument("names", nargs=1, metavar="NAME")
+    command.add_argument("folder", type=Path)
+    command.set_defaults(run=_save)
+    command = commands.add_parser("list", help="print all names")
+    command.set_defaults(run=_list, names=[])
+    return parser
+
+
+def _check(args: argparse.Namespace) -> int:
+    rows = []
+    for name in args.names or [*MODEL_TYPES, *(VARIANT_NAMES if args.variants else ())]:
+        with offline_and_quiet():
+            rows.append(check(name))
+        print(summary(rows[-1]), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({row["name"]: row for row in rows}, indent=1), encoding="utf-8")
+    if args.facts:
+        write_facts(rows, args.facts)
+    bad = [row["name"] for row in rows if not row["ok"]]
+    unequal = [row["name"] for row in rows if row.get("equal") is False]
+    print(f"{len(rows)} checked, {len(rows) - len(bad)} ok, cache!=plain: {unequal}, not ok: {bad}")
+    return 1 if {name.partition(":")[0] for name in bad} - set(UNUSABLE) else 0
+
+
+def _save(args: argparse.Namespace) -> int:
+    with offline_and_quiet():
+        save(args.names[0], args.folder)
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    print(*MODEL_TYPES, *VARIANT_NAMES, sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
