@@ -1,0 +1,1 @@
+"""Benchmarks: Transfuse beside its peers."""

@@ -1,0 +1,1 @@
+"""Transfuse and other engines on equal workloads, interleaved in one run."""

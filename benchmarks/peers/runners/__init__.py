@@ -1,0 +1,1 @@
+"""One runner per engine: loads the model, then answers workloads over the protocol."""
