@@ -1,0 +1,1 @@
+"""Finds a model by name, builds it on `meta`, streams its weights into place and loads its tokenizer."""
