@@ -1,0 +1,207 @@
+"""Turns one step's logits into one token per sequence."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from transfuse.engine.draw import draw, make_filters, uniforms
+from transfuse.engine.logit_edits import LogitEdits, apply_edits
+from transfuse.engine.logprobs import ranked_logprobs
+from transfuse.engine.penalties import apply_penalties, count_tokens
+from transfuse.engine.ranking import rows_per_pass
+from transfuse.errors import NonFiniteLogitsError, RequestError, TransfuseError
+from transfuse.outputs import LogprobsAtPosition
+
+if TYPE_CHECKING:
+    from transfuse.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """What one row of logits came to.
+
+    Attributes:
+        token_id: the token; -1 where `error` is set.
+        logprob: its log-probability under the raw distribution; None unless asked for.
+        top: it and the most likely tokens, without text; None unless asked for.
+        error: why this request, and no other, has no token.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top: LogprobsAtPosition | None = None
+    error: TransfuseError | None = None
+
+
+class _RequestState:
+    """What is kept of a request between steps."""
+
+    __slots__ = ("counts", "edits", "is_greedy", "num_logprobs", "request", "seed")
+
+    def __init__(self, request: Request, vocab_size: int) -> None:
+        params = request.params
+        self.request = request
+        self.is_greedy = params.is_greedy
+        self.num_logprobs = params.logprobs
+        self.seed = secrets.randbits(63) if request.seed is None else request.seed
+        edits = LogitEdits(request, vocab_size)
+        self.edits = edits if edits.is_active(num_output_tokens=0) else None
+        self.counts = count_tokens(request, vocab_size)
+
+    def takes_raw_argmax(self) -> bool:
+        """Whether the next token is the argmax of the model's own logits."""
+        if not self.is_greedy or self.counts is not None:
+            return False
+        return self.edits is None or not self.edits.is_active(len(self.request.output_token_ids))
+
+
+class Sampler:
+    """Samples one token for each row of logits, as the row's request asks.
+
+    Raw logprobs are taken first; then `logit_bias`, `bad_words` and `min_tokens` act, then the penalties (repetition,
+    frequency, presence), temperature, `min_p`, `top_k`, `top_p`, and the draw. A request's token depends on its own
+    logits, parameters, seed and output alone: not on the batch, on the order of rows or on preemption. Of equal
+    logits the lower id counts as the more likely.
+
+    Args:
+        vocab_size: number of logits in a row.
+        device: where the logits are.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self._vocab_size = vocab_size
+        self._device = torch.device(device)
+        self._states: dict[str, _RequestState] = {}
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[SampledToken]:
+        """Samples the next token of each request.
+
+        Args:
+            logits: [S, vocab_size] in any float dtype; left unchanged. Row i belongs to `requests[i]`.
+            requests: the S requests.
+
+        Returns:
+            One `SampledToken` per row. A row that holds NaN or +inf, or has no token left to choose from, carries an
+            error; the other rows do not notice.
+        """
+        assert logits.shape == (len(requests), self._vocab_size), (logits.shape, len(requests), self._vocab_size)
+        tokens, finite = _argmax(logits)
+        errors: dict[int, TransfuseError] = {i: _non_finite(requests[i]) for i, ok in enumerate(finite) if not ok}
+        states: dict[int, _RequestState] = {}
+        for row, request in enumerate(requests):
+            if row not in errors:
+                try:
+                    states[row] = self._state(request)
+                except RequestError as error:
+                    errors[row] = error
+        rows = [row for row, state in states.items() if not state.takes_raw_argmax()]
+        step = rows_per_pass(self._vocab_size)
+        for start in range(0, len(rows), step):
+            self._resample(logits, rows[start : start + step], states, tokens, errors)
+        reports = _report(logits, states, tokens, errors)
+        return [_sampled(token, reports.get(row), errors.get(row)) for row, token in enumerate(tokens)]
+
+    def forget(self, request_id: str) -> None:
+        """Drops what is kept of a request that has ended; unknown ids are fine."""
+        self._states.pop(request_id, None)
+
+    def _state(self, request: Request) -> _RequestState:
+        state = self._states.get(request.request_id)
+        if state is None or state.request is not request:
+            state = self._states[request.request_id] = _RequestState(request, self._vocab_size)
+        return state
+
+    def _resample(
+        self,
+        logits: torch.Tensor,
+        rows: list[int],
+        states: dict[int, _RequestState],
+        tokens: list[int],
+        errors: dict[int, TransfuseError],
+    ) -> None:
+        """Replaces the raw argmax of `rows` in `tokens`, or adds to `errors`."""
+        part = [states[row] for row in rows]
+        edited = logits[torch.tensor(rows, device=self._device)].float()
+        _edit(edited, part)
+        chosen, alive = _argmax(edited)
+        for i, row in enumerate(rows):
+            if alive[i]:
+                tokens[row] = chosen[i]
+            else:
+                errors[row] = _nothing_left(part[i].request)
+        drawn = [i for i, state in enumerate(part) if alive[i] and not state.is_greedy]
+        if drawn:
+            drawn_states = [part[i] for i in drawn]
+            selected = edited if len(drawn) == len(rows) else edited[torch.tensor(drawn, device=self._device)]
+            for i, token in zip(drawn, self._draw(selected, drawn_states), strict=True):
+                tokens[rows[i]] = token
+
+    def _draw(self, logits: torch.Tensor, states: list[_RequestState]) -> list[int]:
+        uniform = uniforms([s.seed for s in states], [len(s.request.output_token_ids) for s in states])
+        filters = make_filters([s.request.params for s in states], uniform, self._vocab_size, self._device)
+        tokens: list[int] = draw(logits, filters).tolist()
+        return tokens
+
+
+def _argmax(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    """Per row, the first index of the highest logit, and whether the row holds neither NaN nor +inf nor only -inf."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        # NumPy's argmax takes a tenth of the time of torch's; both put NaN above all numbers.
+        indices = torch.from_numpy(logits.numpy().argmax(-1))
+        values = logits.gather(-1, indices[:, None]).squeeze(-1)
+    else:
+        values, indices = logits.max(-1)
+    return indices.tolist(), values.isfinite().tolist()
+
+
+def _edit(logits: torch.Tensor, states: list[_RequestState]) -> None:
+    outputs = [state.request.output_token_ids for state in states]
+    edited = [(row, s.edits, outputs[row]) for row, s in enumerate(states) if s.edits is not None]
+    apply_edits(logits, edited)
+    penalised = [(row, s.counts, s.request.params) for row, s in enumerate(states) if s.counts is not None]
+    for row, counts, _ in penalised:
+        counts.update(outputs[row])
+    apply_penalties(logits, penalised)
+
+
+def _report(
+    logits: torch.Tensor, states: dict[int, _RequestState], tokens: list[int], errors: dict[int, TransfuseError]
+) -> dict[int, LogprobsAtPosition]:
+    asked = [
+        (row, state.num_logprobs)
+        for row, state in states.items()
+        if state.num_logprobs is not None and row not in errors
+    ]
+    if not asked:
+        return {}
+    rows = [row for row, _ in asked]
+    part = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
+    reports = ranked_logprobs(part, [tokens[row] for row in rows], [k for _, k in asked])
+    return dict(zip(rows, reports, strict=True))
+
+
+def _sampled(token: int, report: LogprobsAtPosition | None, error: TransfuseError | None) -> SampledToken:
+    if error is not None:
+        return SampledToken(-1, error=error)
+    return SampledToken(token) if report is None else SampledToken(token, report[token].logprob, report)
+
+
+def _non_finite(request: Request) -> NonFiniteLogitsError:
+    return NonFiniteLogitsError(
+        f"The model gave NaN or infinite logits for request {request.request_id} at output token "
+        f"{len(request.output_token_ids)}; this request ends, others go on. Run the model in float32 to see whether "
+        "its dtype overflows."
+    )
+
+
+def _nothing_left(request: Request) -> RequestError:
+    return RequestError(
+        f"bad_words and min_tokens forbid every token that the model allows for request {request.request_id} at output "
+        f"token {len(request.output_token_ids)}. Forbid fewer tokens or lower min_tokens."
+    )
