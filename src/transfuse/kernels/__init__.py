@@ -1,0 +1,1 @@
+"""Ops over the paged cache, registered with torch under `transfuse::`."""

@@ -1,0 +1,59 @@
+"""The ragged cache that stores and reads pages."""
+
+from __future__ import annotations
+
+import torch
+
+# Registers the ops that are called below.
+import transfuse.kernels.torch_ops  # noqa: F401
+from transfuse.cache.kv_cache import KVCache
+from transfuse.layers.ragged_cache import RaggedCache
+from transfuse.layers.ragged_mask import RaggedMask
+from transfuse.layers.step_context import StepContext
+
+
+class PagedCache(RaggedCache):
+    """Keys and values of one step go to their slots; attention reads the pages.
+
+    Args:
+        kv_cache: the pages.
+        context: the step.
+    """
+
+    def __init__(self, kv_cache: KVCache, context: StepContext) -> None:
+        super().__init__()
+        self._kv = kv_cache
+        self._context = context
+
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write the row's keys and values to the slots of the layer's group."""
+        slots = self._context.slot_mapping[self._kv.group_of_layer[layer]]
+        torch.ops.transfuse.write_kv(key, value, self._kv.keys[layer], self._kv.values[layer], slots)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        mask: RaggedMask,
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        value_head_dim: int,
+    ) -> torch.Tensor:
+        """See `RaggedCache.attend`."""
+        out = query.new_empty(*query.shape[:2], value_head_dim)
+        torch.ops.transfuse.paged_attention(
+            query,
+            self._kv.keys[layer],
+            self._kv.values[layer],
+            self._context.block_table[self._kv.group_of_layer[layer]],
+            self._context.cu_seqlens_q,
+            self._context.seq_lens,
+            scale,
+            mask.window or 0,
+            softcap or 0.0,
+            sinks,
+            out,
+        )
+        return out

@@ -1,0 +1,165 @@
+"""The cache that Transformers code sees in a ragged batch: it stores new tokens and never claims a length."""
+
+from __future__ import annotations
+
+import sys
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from transformers import Cache
+
+from transfuse.errors import UnsupportedModelError
+from transfuse.layers.ragged_mask import RaggedMask
+
+
+class Unknown:
+    """A length that has no meaning on a ragged row: it may be handed on, but not computed with."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise UnsupportedModelError(f"{_caller()} computes with a cache length, which a ragged batch does not have")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __bool__ = __int__ = __index__ = __float__ = __floordiv__ = __mod__ = __neg__ = __getitem__ = _refuse
+
+    def __eq__(self, other: object) -> bool:
+        self._refuse()
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+UNKNOWN = Unknown()
+
+
+class RaggedCache(Cache):
+    """Base of the caches for ragged batches: knows which cache layer a key belongs to, and refuses the rest of `Cache`.
+
+    `update` returns the tensors it was given, and attention layers hand them to the attention function. Which cache
+    layer they belong to is found by their identity, not by the module: a looped model calls one module for several
+    cache layers, and layers that share keys are handed another layer's tensors.
+    """
+
+    # Not calling Cache.__init__ is the point: every attribute that it would set is refused by name instead.
+    def __init__(self) -> None:
+        self._layer_of_key: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
+
+    @abstractmethod
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        mask: RaggedMask,
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        value_head_dim: int,
+    ) -> torch.Tensor:
+        """Attention of the step's queries [T, num_heads, head_dim] over cache layer `layer`.
+
+        Returns:
+            [T, num_heads, value_head_dim].
+        """
+
+    @abstractmethod
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep `key` [T, num_kv_heads, head_dim] and `value` [T, num_kv_heads, value_head_dim] in a cache layer."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the row's keys and values, each [1, num_kv_heads, T, dim], and return them unchanged."""
+        if key_states.dim() != 4 or key_states.shape[0] != 1:
+            raise UnsupportedModelError(
+                f"{_caller()} stores keys of shape {tuple(key_states.shape)}; expected [1, heads, tokens, dim]"
+            )
+        self.store(layer_idx, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
+        self._layer_of_key[id(key_states)] = (key_states, value_states, layer_idx)
+        return key_states, value_states
+
+    def layer_of(self, key: torch.Tensor, value: torch.Tensor) -> int:
+        """The cache layer whose `update` returned `key` and `value`.
+
+        Raises:
+            UnsupportedModelError: no `update` returned them, so that what the layer attends to is not in the cache.
+        """
+        found = self._layer_of_key.get(id(key))
+        if found is None or found[1] is not value:
+            raise UnsupportedModelError("an attention layer attends to keys or values that are not the cache's")
+        return found[2]
+
+    def forget_keys(self) -> None:
+        """Drop the step's tensors."""
+        self._layer_of_key.clear()
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        """Unknown: many models ask first and use the answer only where no positions are given."""
+        return UNKNOWN
+
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        """Unknown: asked for by Transformers' mask functions, which hand it on to `ragged_mask`."""
+        return UNKNOWN
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> Any:
+        """Unknown: asked for by Transformers' mask functions, which hand it on to `ragged_mask`."""
+        return UNKNOWN, UNKNOWN
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        """Empty: masks say which layers slide."""
+        return []
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Empty: no layer keeps a recurrent state."""
+        return []
+
+    @property
+    def is_dummy(self) -> list[bool]:
+        """Empty: every layer that stores keys is real."""
+        return []
+
+    @property
+    def is_compileable(self) -> bool:
+        """False: the tensors change with every step."""
+        return False
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _refuse_call(name)
+
+
+def _refuse_call(name: str) -> NoReturn:
+    raise UnsupportedModelError(f"{_caller()} calls Cache.{name}, which has no meaning in a ragged batch")
+
+
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: RaggedCache, *args: object, **kwargs: object) -> NoReturn:
+        _refuse_call(name)
+
+    refuse.__name__ = name
+    return refuse
+
+
+def _caller() -> str:
+    """`Class.method (file:line)` of the innermost frame that is the model's own."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "transformers.cache_utils"):
+        frame = frame.f_back
+    owner = frame.f_locals.get("self")
+    name = frame.f_code.co_name if owner is None else f"{type(owner).__name__}.{frame.f_code.co_name}"
+    return f"{name} ({frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno})"
+
+
+# What Cache offers and a ragged batch cannot answer must raise, not return the base class's guess.
+for _name in dir(Cache):
+    if not _name.startswith("_") and not any(_name in vars(cls) for cls in (RaggedCache,)):
+        _member = getattr(Cache, _name)
+        setattr(RaggedCache, _name, property(_refusing(_name)) if isinstance(_member, property) else _refusing(_name))
+RaggedCache.__len__ = _refusing("__len__")
