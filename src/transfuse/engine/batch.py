@@ -1,0 +1,73 @@
+"""What one step computes: which tokens of which requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from transfuse.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """A request's share of a step.
+
+    Attributes:
+        request: the request.
+        start: position of the first token to compute.
+        num_tokens: tokens to compute.
+        samples: whether a token is sampled after the last of them.
+    """
+
+    request: Request
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's work.
+
+    Attributes:
+        entries: those with a single token first, then the longer ones.
+        fresh_blocks: blocks handed out for this step, whose contents are arbitrary until zeroed.
+        preempted: requests whose blocks were taken away.
+    """
+
+    entries: tuple[ScheduledRequest, ...] = ()
+    fresh_blocks: tuple[int, ...] = ()
+    preempted: tuple[Request, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute."""
+        return sum(entry.num_tokens for entry in self.entries)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """A batch while it is put together.
+
+    Attributes:
+        budget: tokens that may still be planned.
+        planned: by request id, an entry and the blocks handed out for it.
+        preempted: requests whose blocks were taken away.
+    """
+
+    budget: int
+    planned: dict[str, tuple[ScheduledRequest, list[int]]] = field(default_factory=dict)
+    preempted: list[Request] = field(default_factory=list)
+
+    def drop(self, request: Request) -> None:
+        """Takes back what was planned for a request."""
+        if dropped := self.planned.pop(request.request_id, None):
+            self.budget += dropped[0].num_tokens
+
+    def batch(self) -> Batch:
+        """The finished batch."""
+        entries = [entry for entry, _ in self.planned.values()]
+        return Batch(
+            tuple(sorted(entries, key=lambda entry: entry.num_tokens > 1)),
+            tuple(block for _, fresh in self.planned.values() for block in fresh),
+            tuple(self.preempted),
+        )

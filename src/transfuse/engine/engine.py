@@ -1,0 +1,164 @@
+"""The step loop: schedule, run, sample, update."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from transfuse.engine.batch import Batch
+from transfuse.engine.logprobs import prompt_logprobs
+from transfuse.engine.request import Request
+from transfuse.engine.runner import ModelRunner, PromptLogits, StepLogits
+from transfuse.engine.sampler import SampledToken, Sampler
+from transfuse.engine.scheduler import Scheduler
+from transfuse.engine.step_budget import StepBudget
+from transfuse.errors import EngineError, TransfuseError
+from transfuse.outputs import LogprobsAtPosition
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """What one step brought one request: a token, log-probabilities of its prompt, its end, or several of these.
+
+    Attributes:
+        request: the request, its fields as the step left them.
+        token: the token; None for a step that only computed part of the prompt, or that failed.
+        prompt_logprobs: of the prompt tokens that this step predicted, if asked for.
+        first_target: index of the first of those tokens.
+    """
+
+    request: Request
+    token: SampledToken | None = None
+    prompt_logprobs: Sequence[LogprobsAtPosition] = ()
+    first_target: int = 0
+
+
+class Engine:
+    """Runs requests to their ends, one batch a step, on the caller's thread.
+
+    Args:
+        runner: the model, its cache allocated.
+        scheduler: who runs next.
+        sampler: logits to tokens.
+        budget: how many tokens a step may have.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        sampler: Sampler,
+        budget: StepBudget,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._sampler = sampler
+        self._budget = budget
+        self._clock = clock
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step would do anything."""
+        return self._scheduler.has_unfinished
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler, for its numbers."""
+        return self._scheduler
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: it can never be served; nothing was queued.
+        """
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request, whatever it is doing; unknown ids are fine."""
+        if self._scheduler.abort(request_id) is not None:
+            self._release(request_id)
+
+    def stop(self, request: Request, stop_reason: str) -> None:
+        """End a request at a stop string that its text came to."""
+        self._scheduler.finish(request, "stop", stop_reason)
+        self._release(request.request_id)
+
+    def step(self) -> list[TokenOutput]:
+        """Compute one batch.
+
+        A request that fails ends with `finish_reason` `error`; others lose nothing.
+        """
+        batch = self._scheduler.schedule(self._budget.value)
+        if not batch.entries:
+            return []
+        started = self._clock()
+        try:
+            result = self._runner.run(batch)
+        except Exception as error:
+            return self._fail(batch, error)
+        outputs = self._take(batch, result)
+        self._budget.observe(batch.num_tokens, self._clock() - started)
+        return outputs
+
+    def _take(self, batch: Batch, result: StepLogits) -> list[TokenOutput]:
+        tokens = dict(zip(result.sampling, self._sampler.sample(result.logits, result.sampling), strict=True))
+        for request, token in tokens.items():
+            if token.error is not None:
+                self._scheduler.finish(request, "error", error=token.error)
+        self._scheduler.update(batch, {r.request_id: t.token_id for r, t in tokens.items() if t.error is None})
+        outputs = []
+        for entry in batch.entries:
+            request = entry.request
+            if request.finish_reason is not None:
+                self._release(request.request_id)
+            found, prompt = tokens.get(request), result.prompts.get(request.request_id)
+            if found is not None or prompt is not None:
+                outputs.append(_output(request, found, prompt))
+        return outputs
+
+    def _fail(self, batch: Batch, error: Exception) -> list[TokenOutput]:
+        """Find out whose fault a failed step was: every request of it runs again alone, and who fails alone ends."""
+        for entry in batch.entries:
+            self._release(entry.request.request_id)
+        if len(batch.entries) > 1:
+            log.warning("a step of %d requests failed (%s); running them one by one", len(batch.entries), error)
+            self._scheduler.rollback(batch)
+            return []
+        request = batch.entries[0].request
+        log.error("request %s failed in the model", request.request_id, exc_info=error)
+        self._scheduler.rollback(batch)
+        self._scheduler.finish(request, "error", error=_as_engine_error(request, error))
+        return [TokenOutput(request)]
+
+    def _release(self, request_id: str) -> None:
+        self._sampler.forget(request_id)
+        self._runner.release(request_id)
+
+    def close(self) -> None:
+        """Give back the model as it was, and end threads."""
+        self._runner.close()
+
+
+def _output(request: Request, token: SampledToken | None, prompt: PromptLogits | None) -> TokenOutput:
+    kept = token if token is None or token.error is None else None
+    if prompt is None or request.error is not None:
+        return TokenOutput(request, kept)
+    targets = request.tokens(prompt.first_target, prompt.first_target + len(prompt.logits))
+    found = prompt_logprobs(prompt.logits, targets, request.params.prompt_logprobs or 0)
+    return TokenOutput(request, kept, found, prompt.first_target)
+
+
+def _as_engine_error(request: Request, error: Exception) -> TransfuseError:
+    if isinstance(error, TransfuseError):
+        return error
+    message = f"The model's code failed on request {request.request_id}: {type(error).__name__}: {error}"
+    wrapped = EngineError(message)
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,131 @@
+"""Runs the untouched forward of a model on ragged batches, with attention over the paged cache."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from transfuse.cache.groups import LayerSpec, group_layers
+from transfuse.cache.kv_cache import KVCache, block_bytes
+from transfuse.engine.runner import ModelRunner, PromptLogits, StepLogits
+from transfuse.engine.scheduler import Batch
+from transfuse.engine.step_inputs import MIN_ROWS, build_step_inputs
+from transfuse.errors import UnsupportedModelError
+from transfuse.layers.attention import attending_to, paged_attention_of
+from transfuse.layers.layer_probe import LayerProbe
+from transfuse.layers.paged_cache import PagedCache
+from transfuse.layers.ragged_cache import RaggedCache
+from transfuse.layers.step_context import StepContext
+
+
+@dataclass(frozen=True, slots=True)
+class _ForwardArguments:
+    """How this model's forward names what it is handed."""
+
+    cache: str
+    takes_logit_rows: bool
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> _ForwardArguments:
+        names = inspect.signature(model.forward).parameters
+        if "position_ids" not in names:
+            raise UnsupportedModelError(f"{type(model).__name__}.forward takes no position_ids")
+        cache = next((name for name in ("cache", "past_key_values") if name in names), None)
+        if cache is None:
+            raise UnsupportedModelError(f"{type(model).__name__}.forward takes no cache")
+        return cls(cache, "logits_to_keep" in names)
+
+
+class PlainRunner(ModelRunner):
+    """See `ModelRunner`.
+
+    Args:
+        model: in eval mode. Until `close`, its attention goes to the paged cache.
+
+    Raises:
+        UnsupportedModelError: the model's code does something that a ragged batch cannot answer; the message names it.
+    """
+
+    implementation = "plain"
+    max_num_seqs = None
+    supports_chunks = True
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._arguments = _ForwardArguments.of(model)
+        self._kv: KVCache | None = None
+        self._block_size = 0
+        with ExitStack() as restore:
+            restore.enter_context(paged_attention_of(model))
+            self._specs = self._probe_layers()
+            # Kept open until close(); an error above has already undone it.
+            self._restore = restore.pop_all()
+        self.groups = group_layers(self._specs)
+
+    def _probe_layers(self) -> list[LayerSpec]:
+        zeros = torch.zeros(MIN_ROWS, dtype=torch.int64)
+        row = torch.tensor([0, MIN_ROWS], dtype=torch.int32)
+        probe = LayerProbe()
+        context = StepContext(
+            input_ids=zeros,
+            positions=torch.arange(MIN_ROWS),
+            num_tokens=MIN_ROWS,
+            cu_seqlens_q=row,
+            seq_lens=row[1:],
+            block_table=(),
+            slot_mapping=(),
+            logit_rows=zeros,
+        )
+        self._forward(probe, context)
+        return probe.specs()
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """See `ModelRunner.bytes_per_block`."""
+        return block_bytes(self._specs, self.groups, block_size, self._model.dtype)
+
+    def allocate(self, num_blocks: int, block_size: int) -> int:
+        """See `ModelRunner.allocate`."""
+        self._block_size = block_size
+        self._kv = KVCache(
+            self._specs, self.groups, num_blocks=num_blocks, block_size=block_size, dtype=self._model.dtype
+        )
+        return self._kv.num_bytes
+
+    def run(self, batch: Batch) -> StepLogits:
+        """See `ModelRunner.run`."""
+        assert self._kv is not None, "allocate() comes first"
+        self._kv.zero_blocks(batch.fresh_blocks)
+        inputs = build_step_inputs(batch, len(self.groups), self._block_size)
+        logits = self._forward(PagedCache(self._kv, inputs.context), inputs.context)
+        return StepLogits(
+            logits[: len(inputs.sampling)],
+            inputs.sampling,
+            {p.request.request_id: PromptLogits(p.first_target, logits[p.start : p.stop]) for p in inputs.prompts},
+        )
+
+    @torch.inference_mode()
+    def _forward(self, cache: RaggedCache, context: StepContext) -> torch.Tensor:
+        """Logits [rows, V] of `context.logit_rows`."""
+        arguments = self._arguments
+        wanted = {"logits_to_keep": context.logit_rows} if arguments.takes_logit_rows else {}
+        with attending_to(cache):
+            output = self._model(
+                input_ids=context.input_ids.unsqueeze(0),
+                position_ids=context.positions.unsqueeze(0),
+                use_cache=True,
+                **{arguments.cache: cache},
+                **wanted,
+            )
+        logits: torch.Tensor = output.logits[0]
+        return logits if arguments.takes_logit_rows else logits[context.logit_rows]
+
+    def release(self, request_id: str) -> None:
+        """Nothing: a request keeps only blocks."""
+
+    def close(self) -> None:
+        """See `ModelRunner.close`."""
+        self._restore.close()

@@ -1,0 +1,82 @@
+"""What the engine asks of an implementation: a batch in, logits out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from transfuse.cache.groups import CacheGroup
+from transfuse.engine.request import Request
+from transfuse.engine.scheduler import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogits:
+    """Logits of a stretch of a prompt.
+
+    Attributes:
+        first_target: index of the first prompt token that they predict.
+        logits: [P, V]; row i predicts prompt token `first_target + i`.
+    """
+
+    first_target: int
+    logits: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogits:
+    """What one step gave.
+
+    Attributes:
+        logits: [S, V], a row for each request that gets a token.
+        sampling: those S requests.
+        prompts: by request id, for those that asked for `prompt_logprobs`.
+    """
+
+    logits: torch.Tensor
+    sampling: Sequence[Request]
+    prompts: Mapping[str, PromptLogits] = field(default_factory=dict)
+
+
+class ModelRunner(ABC):
+    """Owns a model's weights and caches on one device, and runs batches.
+
+    Attributes:
+        implementation: `plain` or `original`.
+        groups: cache groups, for the scheduler.
+        max_num_seqs: most requests that a batch may hold; None for no limit of its own.
+        supports_chunks: whether a prompt may be computed over several steps, and its blocks be shared.
+    """
+
+    implementation: str
+    groups: tuple[CacheGroup, ...]
+    max_num_seqs: int | None
+    supports_chunks: bool
+
+    @abstractmethod
+    def bytes_per_block(self, block_size: int) -> int:
+        """Bytes of cache that a block of this many tokens takes."""
+
+    @abstractmethod
+    def allocate(self, num_blocks: int, block_size: int) -> int:
+        """Make the cache, once, and return its bytes."""
+
+    @abstractmethod
+    def run(self, batch: Batch) -> StepLogits:
+        """Compute the batch's tokens.
+
+        Raises:
+            Exception: whatever the model raised; the cache may hold half of the step, so that the batch has to be
+                computed again from the start of each request.
+        """
+
+    @abstractmethod
+    def release(self, request_id: str) -> None:
+        """Drop what is kept for a request that has ended, beyond its blocks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back the model as it was, and end threads."""

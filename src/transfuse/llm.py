@@ -1,0 +1,333 @@
+"""Offline inference, as vLLM's `LLM` class offers it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from transfuse.config import MODEL_IMPL_ALIASES, CacheConfig, EngineConfig, ModelConfig, default_cache_dir
+from transfuse.errors import EngineClosedError, EngineError, RequestError
+from transfuse.models.resolve import resolve_model
+from transfuse.outputs import RequestOutput
+from transfuse.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from transfuse.engine.front import Prompt
+    from transfuse.models.tokenizer import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model and the engine that runs it, in this process.
+
+    Args:
+        model: folder, hub id or `.gguf` file; None fetches a small default model once.
+        tokenizer: folder or hub id of another tokenizer than the model's own.
+        model_impl: `auto` takes the best implementation that the model admits; `plain` and `original` insist.
+        dtype: of weights and activations: `auto` (the checkpoint's), `bfloat16`, `float32`, `float16`.
+        max_model_len: most tokens of a request, prompt and output; None takes the model's limit, or what fits.
+        max_num_seqs: most requests in a step.
+        max_num_batched_tokens: most tokens in a step; measured speed may set a lower ceiling.
+        block_size: tokens in a block of the paged cache.
+        kv_cache_memory_bytes: bytes of the paged cache; None sizes it from the memory that is free.
+        num_kv_blocks: blocks of the paged cache, instead of bytes; for experiments.
+        enable_prefix_caching: share cache blocks between equal prefixes.
+        enable_chunked_prefill: compute long prompts over several steps.
+        scheduling_policy: `fcfs`, or `priority` to serve lower priorities first.
+        trust_remote_code: let Python code in the model's folder run.
+        trust_plan: skip the check that comes before a model's code runs batched.
+        revision: branch, tag or commit of a hub id.
+        cache_dir: where the default model and verdicts are kept.
+        num_threads: CPU threads; None leaves torch's choice.
+        seed: makes requests without a seed of their own repeatable.
+        show_progress: whether loading shows a progress bar.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        ModelError: the model cannot be found, loaded or run.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        tokenizer: str | None = None,
+        model_impl: str = "auto",
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 2048,
+        block_size: int = 16,
+        kv_cache_memory_bytes: int | None = None,
+        num_kv_blocks: int | None = None,
+        enable_prefix_caching: bool = True,
+        enable_chunked_prefill: bool = True,
+        scheduling_policy: str = "fcfs",
+        trust_remote_code: bool = False,
+        trust_plan: bool = False,
+        revision: str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        num_threads: int | None = None,
+        seed: int | None = None,
+        show_progress: bool = True,
+    ) -> None:
+        config = EngineConfig(
+            model=ModelConfig(
+                model=None if model is None else os.fspath(model),
+                tokenizer=tokenizer,
+                model_impl=MODEL_IMPL_ALIASES.get(model_impl, model_impl),
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                revision=revision,
+                cache_dir=default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser(),
+                trust_plan=trust_plan,
+            ),
+            cache=CacheConfig(
+                block_size=block_size,
+                memory_bytes=kv_cache_memory_bytes,
+                num_blocks=num_kv_blocks,
+                enable_prefix_caching=enable_prefix_caching,
+            ),
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            policy=scheduling_policy,
+            enable_chunked_prefill=enable_chunked_prefill,
+            num_threads=num_threads,
+            seed=seed,
+        )
+        # A wrong name is found out before torch and Transformers are imported, which takes seconds.
+        source = resolve_model(
+            config.model.model,
+            cache_dir=config.model.cache_dir,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
+        from transfuse.engine.build import build_engine
+
+        self._built = build_engine(config, source, show_progress=show_progress)
+        self._front = self._built.front
+        self._closed = False
+        # The engine is synchronous: other threads wait for their turn, and the thread whose turn it is must not wait
+        # for itself.
+        self._turn = threading.Lock()
+        self._turn_of: int | None = None
+
+    @property
+    def model_impl(self) -> str:
+        """What runs: `plain` or `original`."""
+        return self._built.summary.implementation
+
+    @property
+    def model_impl_reason(self) -> str:
+        """Why it runs this way."""
+        return self._built.summary.reason
+
+    def summary(self) -> dict[str, Any]:
+        """What a start-up table shows; see `transfuse.engine.build.Summary`."""
+        return dataclasses.asdict(self._built.summary)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._built.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue prompts.
+
+        Args:
+            prompts: one or a list of: text, `{"prompt": text}`, `{"prompt_token_ids": [ids]}`.
+            sampling_params: one for all, or one for each; None for the defaults.
+            use_tqdm: whether to show progress on stderr.
+            priority: one for each prompt, lower first; only for `scheduling_policy="priority"`.
+
+        Returns:
+            An answer for each prompt, in order. One whose model computation failed carries `error`.
+
+        Raises:
+            RequestError: a prompt or its parameters can never be served; nothing was started.
+        """
+        single = isinstance(prompts, str | Mapping)
+        items: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item,assignment]
+        params = _one_for_each("sampling_params", sampling_params or SamplingParams(), len(items))
+        priorities = _one_for_each("priority", 0 if priority is None else priority, len(items))
+        with self._exclusive():
+            tokenised = []
+            for index, (prompt, one) in enumerate(zip(items, params, strict=True)):
+                with _naming_prompt(index, len(items)):
+                    tokenised.append(self._front.tokenise(prompt))
+                    self._front.check(tokenised[-1][1], one)
+            return self._run(tokenised, params, priorities, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue conversations by the model's chat template.
+
+        Args:
+            messages: one conversation or several, each a list of `{"role": ..., "content": ...}`.
+            sampling_params: one for all, or one for each; None for the defaults.
+            use_tqdm: whether to show progress on stderr.
+            add_generation_prompt: whether to open the assistant's answer.
+            chat_template_kwargs: variables for the template.
+
+        Returns:
+            An answer for each conversation, in order.
+
+        Raises:
+            PromptError: the model has no chat template, or the template refuses the messages.
+        """
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Sequence[Messages] = [messages] if single else messages  # type: ignore[list-item,assignment]
+        prompts = [
+            self._chat_prompt(conversation, add_generation_prompt, chat_template_kwargs)
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
+        """Continue one prompt and yield the answer so far after every step.
+
+        The same object is yielded each time. Leaving the iterator early ends the request.
+
+        Raises:
+            RequestError: the request can never be served.
+        """
+        with self._exclusive():
+            text, ids = self._front.tokenise(prompt)
+            request_id = self._front.submit(text, ids, sampling_params or SamplingParams(), arrival_time=_now())
+            try:
+                finished = False
+                while not finished:
+                    self._check_open()
+                    for output in self._front.step():
+                        finished = output.finished
+                        yield output
+            finally:
+                self._front.abort(request_id)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Generator[RequestOutput, None, None]:
+        """Continue one conversation and yield the answer so far after every step; see `stream` and `chat`."""
+        return self.stream(self._chat_prompt(messages, True, chat_template_kwargs), sampling_params)
+
+    def _chat_prompt(
+        self, messages: Messages, add_generation_prompt: bool, kwargs: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        ids = self._built.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=add_generation_prompt, **(kwargs or {})
+        )
+        return {"prompt_token_ids": ids}
+
+    def _run(
+        self,
+        tokenised: Sequence[tuple[str | None, list[int]]],
+        params: Sequence[SamplingParams],
+        priorities: Sequence[int],
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        finished: dict[str, RequestOutput] = {}
+        arrival, ids = _now(), []
+        try:
+            for index, (text, token_ids) in enumerate(tokenised):
+                with _naming_prompt(index, len(tokenised)):
+                    ids.append(
+                        self._front.submit(
+                            text, token_ids, params[index], priority=priorities[index], arrival_time=arrival
+                        )
+                    )
+            with tqdm(total=len(ids), desc="Processed prompts", disable=not use_tqdm) as bar:
+                while len(finished) < len(ids):
+                    for output in self._front.step():
+                        if output.finished:
+                            finished[output.request_id] = output
+                            bar.update()
+        finally:
+            # Also where the caller interrupts: nothing of this call may run on in the next.
+            self._front.abort_all()
+        return [finished[request_id] for request_id in ids]
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Within it, no other call runs the engine."""
+        if self._turn_of == threading.get_ident():
+            raise EngineError("A stream of this LLM is still open; read it to its end or close() it first.")
+        with self._turn:
+            self._check_open()
+            self._turn_of = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._turn_of = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError("This LLM is closed; make a new one.")
+
+    def close(self) -> None:
+        """Free the model and end its threads. A stream that is still open ends; closing twice is fine."""
+        waits = self._turn_of != threading.get_ident()
+        with self._turn if waits else nullcontext():
+            if not self._closed:
+                self._closed = True
+                self._front.abort_all()
+                self._built.engine.close()
+
+    def __enter__(self) -> LLM:
+        """The engine itself; `close` is called at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+
+def _now() -> float:
+    return time.monotonic()
+
+
+def _one_for_each(name: str, value: Any, count: int) -> list[Any]:
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(f"{name} has {len(value)} entries for {count} prompts; give one, or one for each.")
+    return list(value)
+
+
+@contextmanager
+def _naming_prompt(index: int, count: int) -> Iterator[None]:
+    """Within it, a request's error says which prompt of a list it is about."""
+    try:
+        yield
+    except RequestError as error:
+        if count > 1:
+            error.add_note(f"(prompt {index} of {count})")
+        raise

@@ -1,0 +1,86 @@
+"""Greedy tokens of the engine, in every way it may run a request, against Transformers' own `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from transfuse import LLM, SamplingParams
+
+Tokens = list[int]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Engine settings under which the tokens must not change."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    warm: bool = False
+    preempts: bool = False
+
+
+BLOCK_SIZE = 16
+SMALL_STEP = {"max_num_seqs": 8, "max_num_batched_tokens": 16}
+
+SCENARIOS = [
+    Scenario("alone", {"max_num_seqs": 1, "enable_prefix_caching": False}),
+    Scenario("mixed", {"enable_prefix_caching": False}),
+    Scenario("cold, then warm", warm=True),
+    Scenario("chunks of 16", SMALL_STEP),
+    Scenario("chunks of 64", {"max_num_batched_tokens": 64}),
+    Scenario("chunks of 512", {"max_num_batched_tokens": 512}),
+]
+
+
+def tiny_cache(folder: Path, longest: int) -> Scenario:
+    """A cache that holds the longest request and a third more, so that the others have to give way."""
+    with LLM(folder, dtype="float32", kv_cache_memory_bytes=2**26, max_model_len=longest, show_progress=False) as llm:
+        groups = llm._built.engine._runner.groups
+    # A window's blocks: what it sees, a step's tokens, and the part of a block that has left it.
+    kept = [longest if g.window is None else min(longest, g.window + 2 * BLOCK_SIZE) for g in groups]
+    needed = sum(-(-tokens // BLOCK_SIZE) for tokens in kept)
+    settings = {"num_kv_blocks": 1 + needed * 4 // 3, "max_model_len": longest, "block_size": BLOCK_SIZE}
+    return Scenario("tiny cache", SMALL_STEP | settings, preempts=True)
+
+
+@torch.inference_mode()
+def generated(folder: Path, prompts: Sequence[Tokens], num_tokens: int) -> list[Tokens]:
+    """What `generate` continues each prompt with, alone, in float32."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    results = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False)
+        results.append(output[0, len(prompt) :].tolist())
+    return results
+
+
+def check(
+    folder: Path, scenario: Scenario, prompts: Sequence[Tokens], expected: Sequence[Tokens], **settings: Any
+) -> None:
+    """Assert that the engine gives `expected`."""
+    params = SamplingParams(temperature=0.0, max_tokens=len(expected[0]), ignore_eos=True, detokenize=False)
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    options = {"dtype": "float32", "show_progress": False, "kv_cache_memory_bytes": 2**29} | settings
+    with LLM(folder, **(options | scenario.settings)) as llm:
+        assert llm.model_impl == settings.get("model_impl", "plain"), llm.model_impl_reason
+        runs = [llm.generate(inputs, params, use_tqdm=False)]
+        if scenario.warm:
+            runs.append(llm.generate(inputs, params, use_tqdm=False))
+            assert sum(output.num_cached_tokens for output in runs[1]) > 0, "the second run hits the prefix cache"
+        for outputs in runs:
+            wrong = [i for i, output in enumerate(outputs) if output.outputs[0].token_ids != expected[i]]
+            assert not wrong, f"{scenario.name}: prompts {wrong} differ"
+        if scenario.preempts:
+            assert sum(o.metrics.num_preemptions for o in runs[0]) > 0, "the cache was small enough to preempt"
+        scheduler = llm._built.engine.scheduler
+        scheduler.check()
+        assert scheduler.pool.num_referenced == 0

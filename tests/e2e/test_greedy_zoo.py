@@ -1,0 +1,41 @@
+"""Ten small architectures: every way the engine may run a request gives the tokens of `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.e2e.greedy import SCENARIOS, check, generated, tiny_cache
+from tests.zoo import VOCAB_SIZE
+
+TYPES = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "olmo2",
+    "phi3",
+    "gpt2",
+    "mistral",
+    "gpt_oss",
+]
+NUM_TOKENS = 24
+
+
+def _prompts() -> list[list[int]]:
+    """Lengths from one token to many windows; two begin alike, two are the same."""
+    g = torch.Generator().manual_seed(5)
+    prompts = [torch.randint(3, VOCAB_SIZE - 16, (n,), generator=g).tolist() for n in (1, 2, 7, 16, 33, 100, 200)]
+    return [*prompts, prompts[-1][:60] + prompts[-2][:20], prompts[-2]]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_greedy_tokens_equal_generates(name: str, zoo_folder: Callable[[str], Path]) -> None:
+    folder, prompts = zoo_folder(name), _prompts()
+    expected = generated(folder, prompts, NUM_TOKENS)
+    for scenario in (*SCENARIOS, tiny_cache(folder, longest=200 + NUM_TOKENS)):
+        check(folder, scenario, prompts, expected)
