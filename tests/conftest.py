@@ -13,6 +13,32 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = str(max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much of the long comparisons to run."""
+    parser.addoption("--num-prompts", type=int, default=4, help="prompts of the comparison on real weights")
+
+
+@pytest.fixture(scope="session")
+def num_prompts(request: pytest.FixtureRequest) -> int:
+    """Prompts of the comparison on real weights."""
+    return int(request.config.getoption("--num-prompts"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct, fetched once into the user's cache, as a float32 folder that Transformers loads too."""
+    from transfuse.config import default_cache_dir
+    from transfuse.models.loader import load_model
+    from transfuse.models.resolve import resolve_model
+    from transfuse.models.tokenizer import load_tokenizer
+
+    source = resolve_model(None, cache_dir=default_cache_dir())
+    folder = tmp_path_factory.mktemp("smollm2")
+    load_model(source, dtype="float32", show_progress=False).module.save_pretrained(folder)
+    load_tokenizer(source).hf.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def zoo_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A function from a zoo name to a folder with that tiny model and its tokenizer, saved at the first call."""

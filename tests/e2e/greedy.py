@@ -40,7 +40,7 @@ SCENARIOS = [
 
 def tiny_cache(folder: Path, longest: int) -> Scenario:
     """A cache that holds the longest request and a third more, so that the others have to give way."""
-    with LLM(folder, dtype="float32", kv_cache_memory_bytes=2**26, max_model_len=longest, show_progress=False) as llm:
+    with LLM(folder, dtype="float32", kv_cache_memory_bytes=2**29, max_model_len=longest, show_progress=False) as llm:
         groups = llm._built.engine._runner.groups
     # A window's blocks: what it sees, a step's tokens, and the part of a block that has left it.
     kept = [longest if g.window is None else min(longest, g.window + 2 * BLOCK_SIZE) for g in groups]

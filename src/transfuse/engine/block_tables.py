@@ -161,7 +161,6 @@ class BlockTables:
         """Releases all blocks; of what stays cached, the tail is evicted before the head, evenly in all groups."""
         columns = zip(*(reversed(table) for table in request.block_ids), strict=True)
         self._pool.release(block for column in columns for block in column if block != NULL_BLOCK)
-        request.num_published_blocks = 0
         self.open(request)
 
     def forget(self, request: Request) -> None:

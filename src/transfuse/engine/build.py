@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 # Where a config does not say how long its texts may be.
 _FALLBACK_MAX_LEN = 2048
+# A step of fewer tokens costs nearly as much as this one, however slow the machine is.
+_MIN_BUDGET = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,10 @@ def _assemble(
     scheduler = Scheduler(scheduler_config, runner.groups, size.num_blocks)
     num_bytes = runner.allocate(size.num_blocks, cache.block_size)
     vocab_size = loaded.config.get_text_config(decoder=True).vocab_size
-    budget = StepBudget(scheduler_config.max_num_batched_tokens, scheduler_config.max_num_seqs)
+    ceiling = scheduler_config.max_num_batched_tokens
+    # Without chunks a prompt goes in one step, however long it takes.
+    floor = min(ceiling, max(scheduler_config.max_num_seqs, _MIN_BUDGET)) if runner.supports_chunks else ceiling
+    budget = StepBudget(ceiling, floor)
     engine = Engine(runner, scheduler, Sampler(vocab_size), budget)
     limits = ModelLimits(size.max_model_len, vocab_size, frozenset(tokenizer.eos_token_ids))
     front = Front(engine, tokenizer, limits, config.seed)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
+
+from tokenizers.decoders import DecodeStream
 
 from transfuse.engine.stop_strings import StopStringMatcher
 
@@ -12,98 +15,74 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# More tokens than any character has bytes: what these decode to does not depend on how the tokens before them end.
-_TAIL = 8
+# Enough tokens to hold a whole character wherever they are cut; so how they end does not depend on what precedes them.
+_CONTEXT = 8
+_MAX_PENDING = 2 * _CONTEXT
 
 
 class TokenDecoder:
-    """Decodes token by token, each with just enough context before it.
+    """Decodes token by token with `tokenizers.decoders.DecodeStream`.
 
-    The method is that of `tokenizers.decoders.DecodeStream`: a token's text is what it adds to the text of a few tokens
-    before it, so that a leading space which a decoder strips only at the start of a text is kept elsewhere. Unlike
-    `DecodeStream` it can be flushed, loses nothing where the decoder contradicts text that is already out, takes linear
-    time on tokens that never become a character, and holds back only an unfinished character rather than its token.
-    (After more than eight unfinished tokens in a row it waits for a sound one before it releases anything.)
+    This adds only what that lacks: a flush, going on where it raises because an invalid byte spoils text that is out,
+    and linear time on tokens that never become a character.
 
     The text equals the decoding of all tokens at once, less that of the prompt, wherever that decoding only ever grows.
     It does not where a SentencePiece byte fallback meets an invalid byte: decoded at once, that byte spoils the valid
-    characters before it as well; here they stay as they were.
+    characters before it as well; here they stay as they were. A character that the prompt leaves unfinished is part of
+    the text, as are up to three U+FFFD of a prompt that ends in invalid bytes.
 
     Args:
         tokenizer: whose decoder is used.
-        prompt_token_ids: what comes before the first token.
+        prompt_token_ids: what comes before the first token; only its end is looked at.
         skip_special_tokens: leave special tokens out.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        # Text of the context and of the pending tokens, as far as it is out; `_context_text` is the context's part.
-        self._context, self._pending = self._split_prompt(prompt_token_ids)
-        self._context_text = self._released = self._decode(self._context)
+        self._tokenizer, self._skip_special_tokens = tokenizer, skip_special_tokens
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
+        size = _MAX_PENDING
+        # The end may be all special tokens, or bytes of a fallback that are no text when cut within a character.
+        while size < len(prompt_token_ids) and self._decode(prompt_token_ids[-size:])[-1:] in ("", _REPLACEMENT):
+            size *= 2
+        self._start(list(prompt_token_ids[-size:]))
+
+    def _start(self, token_ids: list[int]) -> int:
+        """Starts a stream after tokens whose text is out but for an unfinished end; returns the length of that."""
+        text = self._decode(token_ids)
+        # An unfinished character has up to three bytes; decoders put one U+FFFD for each or one for all of them.
+        num_held = min(len(text) - len(text.rstrip(_REPLACEMENT)), 3)
+        self._stream = DecodeStream(token_ids, self._skip_special_tokens)
+        # The stream's first text leaves out that of the tokens it starts with, unless this ends with U+FFFD.
+        num_out = len(text) - num_held
+        self._context, self._pending, self._num_out = ([], token_ids, num_out) if num_held else (token_ids, [], 0)
+        return num_held
 
     def append(self, token_id: int) -> str:
         """Adds a token and returns the text that is certain now."""
         self._pending.append(token_id)
-        if len(self._pending) > _TAIL and self._decode(self._pending[-_TAIL:]).endswith(_REPLACEMENT):
+        try:
+            delta: str | None = self._stream.step(self._tokenizer, token_id)
+        except Exception as error:  # The library has no type of its own for it.
+            if "Invalid prefix" not in str(error):
+                raise
+            delta = self._decode(self._pending)
+            self._stream = DecodeStream(self._pending, self._skip_special_tokens)
+        if delta is not None:
+            delta = delta[self._num_out :]
+            self._context, self._pending, self._num_out = self._pending, [], 0
+            return delta
+        if len(self._pending) <= _MAX_PENDING:
             return ""
-        text = self._decode(self._context + self._pending)
-        if text.endswith(_REPLACEMENT):
-            # Its tail is sound, the whole is not: an invalid byte has spoiled all that follows it.
-            return self._split_pending() if len(self._pending) > _TAIL else self._release_certain(text)
-        delta = self._beyond_released(text)
-        if len(text) > len(self._context_text) or not text.startswith(self._context_text):
-            self._shift(self._pending)
-        elif len(self._pending) > _TAIL:
-            # Special tokens that are skipped leave no trace; without this a run of them would be decoded ever again.
-            self._pending.pop()
-        return delta
+        # Release all but what the last tokens may begin, and go on from these; tokens without text are dropped.
+        text = self.flush()
+        num_held = self._start(self._pending[-_CONTEXT:] if text else self._context)
+        return text[: len(text) - num_held]
 
     def flush(self) -> str:
-        """Returns the text of what was held back, with U+FFFD for bytes that are no character."""
-        delta = self._beyond_released(self._decode(self._context + self._pending))
-        self._shift(self._pending)
-        return delta
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
-
-    def _split_prompt(self, token_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The prompt's end as context, and the tokens of a character that the prompt may leave unfinished."""
-        size = 2 * _TAIL
-        while not self._decode(list(token_ids[-size:])) and size < len(token_ids):
-            size *= 2
-        end = list(token_ids[-size:])
-        for cut in range(len(end), max(len(end) - 4, -1), -1):
-            if not self._decode(end[:cut]).endswith(_REPLACEMENT):
-                return end[:cut], end[cut:]
-        return end, []
-
-    def _release_certain(self, text: str) -> str:
-        certain = text.rstrip(_REPLACEMENT)
-        if len(certain) <= len(self._released) or not certain.startswith(self._released):
-            return ""
-        delta = certain[len(self._released) :]
-        self._released = certain
-        return delta
-
-    def _split_pending(self) -> str:
-        head, tail = self._pending[:-_TAIL], self._pending[-_TAIL:]
-        delta = self._pending_beyond_released(self._decode(head) + self._decode(tail))
-        self._shift(tail)
-        return delta
-
-    def _beyond_released(self, text: str) -> str:
-        if text.startswith(self._released):
-            return text[len(self._released) :]
-        return self._pending_beyond_released(self._decode(self._pending))
-
-    def _pending_beyond_released(self, pending_text: str) -> str:
-        return pending_text[len(self._released) - len(self._context_text) :]
-
-    def _shift(self, context: list[int]) -> None:
-        self._context, self._pending = context[-2 * _TAIL :], []
-        self._context_text = self._released = self._decode(self._context)
+        """Returns the text of what is held back, with U+FFFD for bytes that are no character; nothing may follow."""
+        before, text = self._decode(self._context), self._decode(self._context + self._pending)
+        text = text[len(before) :] if text.startswith(before) else self._decode(self._pending)
+        return text[self._num_out :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +101,10 @@ class TextDelta:
 class IncrementalDetokenizer:
     """The text of one continuation, released as soon as nothing that follows can change it.
 
-    Joined, the deltas are the same text however it is asked for. Held back are only an unfinished character and, unless
-    `include_stop`, the longest end of the text that begins a stop string. A stop string ends the text where it is first
-    complete; of several that end there the longest counts. One that is complete within the first `min_tokens` tokens is
-    ordinary text, as in vLLM.
+    Joined, the deltas are the same text however it is asked for. Held back are only the tokens of an unfinished
+    character and, unless `include_stop`, the longest end of the text that begins a stop string. A stop string ends the
+    text where it is first complete; of several that end there the longest counts. One that is complete within the first
+    `min_tokens` tokens is ordinary text, as in vLLM.
 
     Args:
         tokenizer: a tokenizer of the `tokenizers` library.

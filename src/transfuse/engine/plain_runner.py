@@ -31,13 +31,25 @@ class _ForwardArguments:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> _ForwardArguments:
-        names = inspect.signature(model.forward).parameters
+        names = _parameter_names(type(model))
         if "position_ids" not in names:
             raise UnsupportedModelError(f"{type(model).__name__}.forward takes no position_ids")
         cache = next((name for name in ("cache", "past_key_values") if name in names), None)
         if cache is None:
             raise UnsupportedModelError(f"{type(model).__name__}.forward takes no cache")
         return cls(cache, "logits_to_keep" in names)
+
+
+def _parameter_names(model_class: type) -> set[str]:
+    """Arguments that a forward takes by name; one with `**kwargs` is taken to hand them to the class it overrides."""
+    names: set[str] = set()
+    for cls in model_class.__mro__:
+        if "forward" in vars(cls):
+            parameters = inspect.signature(vars(cls)["forward"]).parameters
+            names.update(parameters)
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+                break
+    return names
 
 
 class PlainRunner(ModelRunner):

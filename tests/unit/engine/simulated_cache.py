@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transfuse.cache.block_pool import BlockPool
 from transfuse.cache.groups import CacheGroup
 from transfuse.config import SchedulerConfig
 from transfuse.engine.request import Request
@@ -75,6 +76,14 @@ class SimulatedCache:
                 for table in entry.request.block_ids:
                     self.slots.setdefault(table[position // self.block_size], {})[position % self.block_size] = POISON
 
+    def check_keys(self, pool: BlockPool) -> None:
+        """Assert that whatever can be found was written, by a step that went well."""
+        for block in pool._key_of:
+            slots = self.slots[block]
+            assert len(slots) == self.block_size and POISON not in slots.values(), (
+                f"block {block} is found, holds {slots}"
+            )
+
     def poison(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             self.slots[block] = dict.fromkeys(range(self.block_size), POISON)
@@ -116,6 +125,7 @@ def run_step(
     cache.run(batch)
     finished = scheduler.update(batch, {e.request.request_id: token for e in batch.entries if e.samples})
     scheduler.check()
+    cache.check_keys(scheduler.pool)
     return batch, finished
 
 

@@ -136,17 +136,16 @@ def test_long_runs_of_broken_bytes_join_to_the_whole_text_too(period: bytes, siz
 
 @settings(max_examples=150, deadline=None)
 @given(output=outputs(byte_level(), valid=False))
-def test_only_an_unfinished_character_is_held_back(output: list[int]) -> None:
+def test_only_the_tokens_of_an_unfinished_character_are_held_back(output: list[int]) -> None:
     tokenizer = byte_level()
     decoder = TokenDecoder(tokenizer, [], skip_special_tokens=True)
-    released, num_unfinished = "", 0
+    released = ""
     for end, token in enumerate(output, 1):
         released += decoder.append(token)
         text = tokenizer.decode(output[:end])
-        num_unfinished = num_unfinished + 1 if text.endswith(BROKEN) else 0
-        if num_unfinished <= 8:
-            assert released == text.rstrip(BROKEN) or released == text
-            assert len(released) >= len(text.rstrip(BROKEN))
+        assert text.startswith(released)
+        assert text.endswith(BROKEN) or released == text
+        assert released.startswith(tokenizer.decode(output[: max(end - 8, 0)]).rstrip(BROKEN))
 
 
 @settings(max_examples=150, deadline=None)
@@ -165,12 +164,32 @@ def test_a_character_is_released_with_its_last_byte() -> None:
 
 def test_an_unfinished_character_is_flushed() -> None:
     assert stream(byte_level(), [], ids_of("a€")[:-1]) == ["a", "", "", BROKEN]
+    # The unfinished byte would spoil the whole character before it if they were decoded at once.
+    assert stream(byte_fallback(), [], ids_of("€€")[:4]) == ["", "", "€", "", BROKEN]
 
 
-def test_text_before_an_unfinished_character_in_the_same_token_is_released() -> None:
+def test_a_token_that_ends_within_a_character_is_released_with_it() -> None:
     tokenizer = byte_level()
     split = [tokenizer.token_to_id(spell(b"a\xf0\x9f")), tokenizer.token_to_id(spell(b"\x98\x80b"))]
-    assert stream(tokenizer, [], split) == ["a", "😀b", ""]
+    assert stream(tokenizer, [], split) == ["", "a😀b", ""]
+    assert stream(tokenizer, [], split[:1]) == ["", "a" + BROKEN]
+
+
+def test_text_whose_tokens_all_end_within_a_character_is_released_before_its_end() -> None:
+    tokenizer = byte_level()
+    output = [0xE2, 0x82, *[tokenizer.token_to_id(spell(b"\xac\xe2")), 0x82] * 30, 0xAC, *ids_of("b")]
+    deltas = stream(tokenizer, ids_of("x"), output)
+    assert "".join(deltas) == "€" * 31 + "b"
+    assert max(map(len, deltas)) <= 8
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
+@pytest.mark.parametrize("num_special", range(20))
+def test_a_character_after_a_run_of_special_tokens_is_whole(name: str, num_special: int) -> None:
+    tokenizer = TOKENIZERS[name]()
+    special = [tokenizer.token_to_id("<s>")] * num_special
+    assert "".join(stream(tokenizer, ids_of("x"), [*special, *ids_of("😀€b")])) == "😀€b"
+    assert "".join(stream(tokenizer, ids_of("😀"), [*special, *ids_of("😀€b")])) == "😀€b"
 
 
 def test_a_character_that_the_prompt_began_is_finished() -> None:
@@ -178,10 +197,10 @@ def test_a_character_that_the_prompt_began_is_finished() -> None:
     assert stream(byte_level(), before, [last, *ids_of("b")]) == ["€", "b", ""]
 
 
-def test_a_broken_prompt_adds_no_text_of_its_own() -> None:
+def test_of_a_broken_prompt_only_what_may_begin_a_character_is_text() -> None:
     for tokenizer in (byte_level(), byte_fallback()):
         ab = tokenizer.token_to_id("ab")
-        assert "".join(stream(tokenizer, [0xFF] * 50, [ab, ab])) == "abab"
+        assert "".join(stream(tokenizer, [0xFF] * 50, [ab, ab])) == BROKEN * 3 + "abab"
 
 
 def test_a_character_that_the_prompt_began_and_nothing_finishes_becomes_text() -> None:
@@ -208,10 +227,23 @@ def test_bytes_that_contradict_released_text_lose_nothing() -> None:
     assert "".join(deltas) == "€" + BROKEN * 4 + "b a"
 
 
-def test_sound_text_is_released_again_after_a_broken_byte() -> None:
-    deltas = stream(byte_fallback(), [], [0xFF, *ids_of("😀😀😀😀😀")])
-    assert "".join(deltas).endswith("😀😀")
-    assert "".join(deltas[:-1])
+def test_text_goes_on_after_a_run_that_a_broken_byte_spoiled() -> None:
+    tokenizer = byte_fallback()
+    deltas = stream(tokenizer, [], [0xFF, *ids_of("😀" * 5), tokenizer.token_to_id("b"), tokenizer.token_to_id("▁a")])
+    assert "".join(deltas[:20]).startswith(BROKEN * 9)
+    assert "".join(deltas).replace("😀", BROKEN * 4) == BROKEN * 21 + "b a"
+
+
+def test_a_prompt_that_ends_in_a_long_run_of_bytes_keeps_the_space_after_it() -> None:
+    tokenizer = byte_fallback()
+    the, b = tokenizer.token_to_id("▁the"), tokenizer.token_to_id("b")
+    for num_characters in range(4, 12):
+        assert stream(tokenizer, [b, *ids_of("€" * num_characters)], [the]) == [" the", ""]
+
+
+def test_errors_of_the_library_are_not_swallowed() -> None:
+    with pytest.raises(TypeError):
+        TokenDecoder(byte_level(), [], skip_special_tokens=True).append(-1)
 
 
 class CountingTokenizer:
@@ -225,6 +257,22 @@ class CountingTokenizer:
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
+class CountingStream:
+    """A `DecodeStream` that counts the tokens it decodes: in each step those since the last but one text."""
+
+    def __init__(self, ids: list[int], skip_special_tokens: bool) -> None:
+        self.stream = DecodeStream(ids, skip_special_tokens)
+        self.num_context, self.num_pending = len(ids), 0
+
+    def step(self, tokenizer: CountingTokenizer, ids: int | list[int]) -> str | None:
+        self.num_pending += len(ids) if isinstance(ids, list) else 1
+        tokenizer.num_decoded += self.num_context + self.num_pending
+        text: str | None = self.stream.step(tokenizer.tokenizer, ids)
+        if text is not None:
+            self.num_context, self.num_pending = self.num_pending, 0
+        return text
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "period"),
     [
@@ -232,12 +280,14 @@ class CountingTokenizer:
         (byte_level(), [0xFF]),
         (byte_level(), [0x82, 0xE2]),
         (byte_level(), [byte_level().token_to_id("<s>")]),
+        (byte_level(), [9999]),
         (byte_fallback(), [0xFF]),
         (byte_fallback(), [0xFF] * 9 + ids_of("😀😀😀")),
     ],
-    ids=["text", "broken", "begun", "special", "broken fallback", "mended fallback"],
+    ids=["text", "broken", "begun", "special", "unknown", "broken fallback", "mended fallback"],
 )
-def test_time_is_linear(tokenizer: Tokenizer, period: list[int]) -> None:
+def test_time_is_linear(tokenizer: Tokenizer, period: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transfuse.engine.detokenizer.DecodeStream", CountingStream)
     output = (ids_of("a") + period * 3000)[:3000]
     counting = CountingTokenizer(tokenizer)
     stream(counting, ids_of("prompt "), output)  # type: ignore[arg-type]

@@ -118,9 +118,11 @@ def test_a_budget_below_the_number_of_decodes_still_finishes_everyone() -> None:
 
 def test_the_step_never_exceeds_max_num_batched_tokens_or_max_num_seqs() -> None:
     scheduler, cache = make_scheduler(FULL, 40, max_num_batched_tokens=10, max_num_seqs=3), SimulatedCache(FULL, 4)
-    add(scheduler, *(make_request(str(i), [i, 50]) for i in range(6)))
+    add(scheduler, *(make_request(str(i), counting(10 * i, 4)) for i in range(6)))
     batch, _ = run_step(scheduler, cache, budget=1000)
-    assert batch.num_tokens == 6 and len(batch.entries) == 3
+    assert batch.num_tokens == 10
+    batch, _ = run_step(scheduler, cache, budget=1000)
+    assert len(batch.entries) == 3 and batch.num_tokens == 4
     assert scheduler.num_waiting == 3
 
 
@@ -174,12 +176,12 @@ def test_recomputing_more_than_a_step_takes_keeps_the_prompt_whole() -> None:
     first, second = make_request("a", counting(0, 8), 28), make_request("b", counting(50, 8), 14)
     add(scheduler, first, second)
     resumed = None
-    while scheduler.has_unfinished:
+    for _ in range(80):
         batch, _ = run_step(scheduler, cache, budget=8)
         for entry in batch.entries:
             if entry.request is second and second.num_preemptions and entry.start == 0:
                 resumed = (entry.num_tokens, second.num_tokens)
-    assert second.num_preemptions > 0
+    assert not scheduler.has_unfinished and second.num_preemptions > 0
     assert resumed is not None and 8 == resumed[0] < resumed[1]
 
 
@@ -412,8 +414,9 @@ def test_the_last_arrived_gives_way_and_resumes_from_the_cache() -> None:
     assert batch.preempted == (second,) and second.num_preemptions == 1
     assert shape(batch) == [("a", 8, 1, True)]
     assert (second.status, second.num_computed_tokens, second.block_ids) == (RequestStatus.WAITING, 0, [[]])
-    while not first.finish_reason:
-        batch, _ = run_step(scheduler, cache)
+    for _ in range(7):
+        run_step(scheduler, cache)
+    assert first.finish_reason == "length"
     batch, _ = run_step(scheduler, cache)
     # It goes before the third. Of its two full blocks the first survived: the tail is evicted before the head.
     assert batch.entries[0].request is second
@@ -423,28 +426,33 @@ def test_the_last_arrived_gives_way_and_resumes_from_the_cache() -> None:
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
-    scheduler, cache = make_scheduler(FULL, 6), SimulatedCache(FULL, 4)
-    add(scheduler, make_request("a", counting(0, 8), 9), make_request("b", counting(20, 16), 4))
+    scheduler, cache = make_scheduler(FULL, 6, policy="priority"), SimulatedCache(FULL, 4)
+    victim = make_request("b", counting(20, 16), 4, priority=9)
+    add(scheduler, make_request("a", counting(0, 8), 9), victim)
     run_step(scheduler, cache)
-    add(scheduler, make_request("c", [1], 1))
+    add(scheduler, make_request("c", [1], 1, priority=1))
     batch, _ = run_step(scheduler, cache)
-    assert [request.request_id for request in batch.preempted] == ["b"]
+    assert batch.preempted == (victim,)
     assert [entry.request.request_id for entry in batch.entries] == ["a"]
+    batch, _ = run_step(scheduler, cache)
+    assert [entry.request.request_id for entry in batch.entries] == ["a", "c"]
 
 
 def test_a_victim_that_was_planned_already_leaves_the_step() -> None:
-    scheduler, cache = make_scheduler(FULL, 8, policy="priority"), SimulatedCache(FULL, 4)
-    low, high = make_request("low", counting(0, 7), 20, priority=9), make_request("high", counting(50, 24), 2)
+    groups = (full(0), full(1))
+    scheduler, cache = make_scheduler(groups, 17, policy="priority"), SimulatedCache(groups, 4)
+    low, high = make_request("low", counting(0, 9), 20, priority=9), make_request("high", counting(50, 20), 2)
     add(scheduler, low)
     run_step(scheduler, cache)
     add(scheduler, high)
-    while not low.num_preemptions:
-        start = high.num_computed_tokens
-        batch, _ = run_step(scheduler, cache, budget=4)
-    # The decode is planned before the prefill, which then needs its blocks and gets its share of the budget as well.
+    for _ in range(6):
+        assert run_step(scheduler, cache, budget=4)[0].preempted == ()
+    assert (low.num_computed_tokens, high.num_computed_tokens) == (15, 16)
+    # The decode, which would fill a block, is planned before the prefill, which then finds no room and takes its place.
+    batch, _ = run_step(scheduler, cache, budget=4)
     assert batch.preempted == (low,)
-    assert shape(batch) == [("high", start, 4, False)]
-    assert set(batch.fresh_blocks) == {high.block_ids[0][-1]}
+    assert shape(batch) == [("high", 16, 4, True)]
+    assert set(batch.fresh_blocks) == {table[-1] for table in high.block_ids}
     assert len(drain(scheduler, cache, budget=4)) == 2
 
 

@@ -98,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.cache.run(batch)
                 self.update(batch)
                 self.scheduler.check()
+                self.cache.check_keys(self.scheduler.pool)
 
     @precondition(lambda self: self.live)
     @rule(
@@ -150,6 +151,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def every_block_is_accounted_for(self) -> None:
         pool = self.scheduler.pool
         self.scheduler.check()
+        self.cache.check_keys(pool)
         assert pool.num_free + pool.num_cached + pool.num_referenced == pool.num_total
         assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.live)
         assert self.live or pool.num_referenced == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfuse.engine.step_budget import ALIGNMENT, FIRST_BUDGET, HEADROOM, StepBudget
+from transfuse.engine.step_budget import ALIGNMENT, FIRST_BUDGET, StepBudget
 
 Pattern = Callable[[int, random.Random], int]
 
@@ -28,7 +28,7 @@ class Machine:
         return (self.fixed + self.per_token * num_tokens) * factor
 
     def ideal(self, target: float = 0.5) -> float:
-        return (HEADROOM * target - self.fixed) / self.per_token
+        return (target - self.fixed) / self.per_token
 
     def run(self, budget: StepBudget, num_steps: int, pattern: Pattern = lambda value, _: value) -> list[int]:
         values = []
@@ -79,22 +79,17 @@ def test_it_follows_a_change_of_speed(factor: float) -> None:
         assert 0.5 * machine.ideal() < value < 1.5 * machine.ideal()
 
 
-def test_a_slower_machine_is_noticed_while_decoding() -> None:
+@pytest.mark.parametrize("num_steps", [0, 10, 3000])
+def test_decodes_do_not_change_it(num_steps: int) -> None:
+    """A step of few tokens is all fixed cost; prompts that come after it must not be cut into crumbs."""
     machine = Machine(fixed=0.05, per_token=0.001)
-    budget = StepBudget(4096, 16)
+    budget = StepBudget(4096, 1)
+    machine.run(budget, num_steps, decodes)
+    assert budget.value == FIRST_BUDGET
     machine.run(budget, 60)
-    machine.fixed, machine.per_token = 2 * machine.fixed, 2 * machine.per_token
-    machine.run(budget, 500, decodes)
-    assert budget.value < 1.3 * machine.ideal()
-
-
-def test_a_long_decode_does_not_erase_what_was_learnt() -> None:
-    machine = Machine(fixed=0.05, per_token=0.001)
-    budget = StepBudget(4096, 16)
-    machine.run(budget, 60)
-    machine.run(budget, 3000, decodes)
-    assert 0.3 * machine.ideal() < budget.value < 1.5 * machine.ideal()
-    assert machine.run(budget, 10)[-1] > 0.7 * machine.ideal()
+    learnt = budget.value
+    machine.run(budget, num_steps, decodes)
+    assert budget.value == learnt
 
 
 def test_pauses_do_not_throw_it_off() -> None:
@@ -112,30 +107,16 @@ def test_the_first_value_is_moderate() -> None:
     assert StepBudget(8192, 600).value == 600
 
 
-def test_it_does_not_leap_far_beyond_what_was_seen() -> None:
-    budget = StepBudget(8192, 16)
-    budget.observe(512, 0.001)
-    assert budget.value == 1024
-    budget.observe(1024, 0.002)
-    assert budget.value == 2048
-
-
-def test_small_steps_alone_do_not_raise_it() -> None:
-    budget = StepBudget(8192, 16)
-    Machine(fixed=0.02, per_token=1e-5).run(budget, 200, decodes)
-    assert budget.value <= FIRST_BUDGET
-
-
 def test_a_hopelessly_slow_machine_gets_the_floor() -> None:
     budget = StepBudget(2048, 20)
-    Machine(fixed=1.0, per_token=0.1).run(budget, 20)
+    Machine(fixed=1.0, per_token=0.1).run(budget, 20, lambda value, _: max(value, 64))
     assert budget.value == 20
 
 
 @given(
     floor=st.integers(1, 300),
     extra=st.integers(0, 3000),
-    steps=st.lists(st.tuples(st.integers(1, 10_000), st.floats(1e-7, 1e4)), max_size=30),
+    steps=st.lists(st.tuples(st.integers(1, 10_000), st.floats(0.0, 1e4)), max_size=30),
 )
 @settings(max_examples=150, deadline=None)
 def test_it_stays_within_its_limits_whatever_it_sees(floor: int, extra: int, steps: list[tuple[int, float]]) -> None:
