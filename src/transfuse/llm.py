@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import threading
 import time
@@ -115,6 +116,9 @@ class LLM:
         from transfuse.engine.build import build_engine
 
         self._built = build_engine(config, source, show_progress=show_progress)
+        # What exists now lives as long as the engine: looking through it for garbage would take 1% of every step.
+        gc.collect()
+        gc.freeze()
         self._front = self._built.front
         self._closed = False
         # The engine is synchronous: other threads wait for their turn, and the thread whose turn it is must not wait
@@ -300,6 +304,7 @@ class LLM:
                 self._closed = True
                 self._front.abort_all()
                 self._built.engine.close()
+                gc.unfreeze()
 
     def __enter__(self) -> LLM:
         """The engine itself; `close` is called at the end of the block."""

@@ -1,7 +1,7 @@
 """SmolLM2-135M with its real weights: every way the engine may run a request gives the tokens of `generate`.
 
-    pytest tests/e2e/test_greedy_smollm2.py                     a few prompts, as in CI
-    pytest tests/e2e/test_greedy_smollm2.py --num-prompts 50    the whole: 50 prompts of 1 to 1,500 tokens
+pytest tests/e2e/test_greedy_smollm2.py                     a few prompts, as in CI
+pytest tests/e2e/test_greedy_smollm2.py --num-prompts 50    the whole: 50 prompts of 1 to 1,500 tokens
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+
 from transfuse import LLM, SamplingParams
 from transfuse.errors import RemoteCodeError, UnsupportedModelError
 
@@ -18,7 +19,9 @@ PROMPTS = [[5, 9, 200, 31, 77, 140, 8], [300], [44, 45, 46, 47]]
 
 
 @pytest.fixture
-def planted(tmp_path: Path, zoo_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def planted(
+    tmp_path: Path, zoo_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Path]:
     """A function from a fault to a folder with a small Llama that has it."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
 
@@ -70,9 +73,7 @@ def _run(folder: Path, cache_dir: Path, **settings: object) -> tuple[str, str, l
         ("scales the row", "logits of a shrunk instance differ when run"),
     ],
 )
-def test_faults_run_as_the_original(
-    fault: str, reason: str, planted: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_faults_run_as_the_original(fault: str, reason: str, planted: Callable[[str], Path], tmp_path: Path) -> None:
     folder = planted(fault)
     implementation, why, tokens = _run(folder, tmp_path / "cache")
     assert implementation == "original"

@@ -17,6 +17,7 @@ from transfuse.errors import ModelError, UnsupportedModelError, WeightsError
 from transfuse.models.gguf import gguf_dtype, gguf_state_dict
 from transfuse.models.gguf_config import gguf_config
 from transfuse.models.gguf_reader import end_token_ids, read_gguf
+from transfuse.models.placement import place_weights
 from transfuse.models.resolve import ModelSource, check_remote_code
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def load_model(
             module, info = _load_folder(source, dtype, options, trust_remote_code)
     _check_loading_info(source, info)
     module.eval().requires_grad_(False)
+    place_weights(module)
     return LoadedModel(
         module=module,
         config=module.config,
@@ -262,8 +264,7 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def _weight_bytes(module: torch.nn.Module) -> int:
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in module.parameters()}
-    return sum(storages.values())
+    return sum(parameter.nbytes for parameter in module.parameters())
 
 
 def _first_lines(error: BaseException) -> str:

@@ -170,12 +170,13 @@ def test_long_chunk_is_cut_into_tiles() -> None:
     )
 
 
-def test_bfloat16_differs_from_float64_only_by_rounding_of_the_result() -> None:
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_bfloat16_differs_from_float64_only_by_rounding(softcap: float) -> None:
     case = make_case([1, 9], [20, 5], dtype=torch.bfloat16)
-    found = case.run(scale=0.3, window=0, softcap=0.0, sinks=None)
-    expected = reference(case, scale=0.3, window=0, softcap=0.0, sinks=None)
-    # Scores and weights are computed in float32: half a unit in the last of bfloat16's 8 bits is all that is lost.
-    torch.testing.assert_close(found[:10].double(), expected, rtol=2**-8, atol=1e-6)
+    found = case.run(scale=0.3, window=0, softcap=softcap, sinks=None)
+    expected = reference(case, scale=0.3, window=0, softcap=softcap, sinks=None)
+    # Half a unit in the last of 8 bits for the result and, in torch's kernel, for the weights; sums are float32.
+    torch.testing.assert_close(found[:10].double(), expected, rtol=2**-7, atol=2**-8)
 
 
 def test_pages_of_a_wider_group_are_addressed_by_stride() -> None:

@@ -1,0 +1,76 @@
+"""Moves a model's weights into memory that products read quickly."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+_ALIGNMENT = 64  # bytes of a cache line, and of the widest vector register
+_TRIM_EVERY = 2**24  # bytes
+
+
+def place_weights(module: torch.nn.Module) -> None:
+    """Put all parameters into one block of aligned memory that the system may back with huge pages.
+
+    Weights that Transformers maps from a safetensors file lie at odd addresses in pages of 4 KiB, of which the address
+    cache holds a few thousand: products at one row, which are bound by reading weights, then take about 7% longer.
+    A copy also stays intact when the file is replaced. Tied parameters stay tied; each original is freed once copied.
+
+    Args:
+        module: its parameters lie on the CPU.
+    """
+    parameters = list(module.parameters())
+    sizes = [-(-p.nbytes // _ALIGNMENT) * _ALIGNMENT for p in parameters]
+    if not sum(sizes):
+        return
+    memory = mmap.mmap(-1, sum(sizes))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    # The tensors keep the mapping alive, and it is unmapped with the last of them.
+    block = torch.frombuffer(memory, dtype=torch.uint8)
+    offset, trimmed, mapped = 0, 0, list(_mapped_weight_files())
+    for parameter, size in zip(parameters, sizes, strict=True):
+        place = block[offset : offset + parameter.nbytes].view(parameter.dtype).view(parameter.shape)
+        place.copy_(parameter.data)
+        _forget_pages(parameter.data, mapped)
+        parameter.data = place
+        offset += size
+        if offset - trimmed > _TRIM_EVERY:
+            _return_freed_memory()
+            trimmed = offset
+
+
+def _return_freed_memory() -> None:
+    """Have the allocator hand what was freed back to the system, where it can be told to (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _mapped_weight_files() -> Iterable[tuple[int, int]]:
+    """First address and one past the last of each safetensors file mapped into this process."""
+    maps = Path("/proc/self/maps")
+    if hasattr(mmap, "MADV_DONTNEED") and maps.exists():
+        for line in maps.read_text().splitlines():
+            if line.endswith(".safetensors"):
+                start, _, stop = line.split(maxsplit=1)[0].partition("-")
+                yield int(start, 16), int(stop, 16)
+
+
+def _forget_pages(source: torch.Tensor, mapped: list[tuple[int, int]]) -> None:
+    """Give up the pages of a file that a copied tensor came from.
+
+    The file stays mapped until its last tensor is gone; without this, memory would peak at twice the weights.
+    """
+    start = source.data_ptr()
+    stop = start + source.nbytes
+    if any(low <= start and stop <= high for low, high in mapped):
+        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last:
+            ctypes.CDLL(None).madvise(
+                ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(mmap.MADV_DONTNEED)
+            )

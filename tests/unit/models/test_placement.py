@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from transfuse.models.placement import _mapped_weight_files, place_weights
+
+
+class Net(torch.nn.Module):
+    """Tied, odd-sized, empty and low-precision parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(7, 3)
+        self.head = torch.nn.Linear(3, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.odd = torch.nn.Parameter(torch.randn(5, 1, 3))
+        self.none = torch.nn.Parameter(torch.empty(0, 4))
+        self.low = torch.nn.Linear(9, 2).bfloat16()
+
+
+def test_weights_keep_their_values_and_ties() -> None:
+    net = Net()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    place_weights(net)
+    after = net.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert net.head.weight is net.embed.weight
+    assert all(p.data_ptr() % 64 == 0 for p in net.parameters() if p.numel())
+
+
+def test_parameters_do_not_overlap() -> None:
+    net = Net()
+    place_weights(net)
+    net.odd.data.fill_(7.0)
+    assert not (net.embed.weight == 7.0).any() and not (net.low.weight == 7.0).any()
+
+
+def test_a_module_without_parameters_stays() -> None:
+    place_weights(torch.nn.ReLU())
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="pages are given up on Linux only")
+def test_pages_of_the_file_are_given_up_and_the_file_may_change(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    weight = torch.randn(512, 1024)
+    save_file({"weight": weight}, file)
+    linear = torch.nn.Linear(1024, 512, bias=False)
+    linear.weight.data = load_file(file)["weight"]
+    assert list(_mapped_weight_files())
+    place_weights(linear)
+    assert not list(_mapped_weight_files()), "nothing of the file is mapped any more"
+    file.write_bytes(b"\0" * file.stat().st_size)
+    assert torch.equal(linear.weight, weight)
