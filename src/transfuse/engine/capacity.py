@@ -1,4 +1,4 @@
-"""Refuses requests that could never run to their end, however long they wait."""
+"""Bounds single requests: what can never run to its end, and how much of one a step may compute."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from transfuse.config import SchedulerConfig
 from transfuse.engine.block_tables import BlockTables
 from transfuse.engine.request import Request
 from transfuse.errors import CapacityError
+
+# Every token of a prompt whose log-probabilities are wanted has a row of logits, as wide as the vocabulary.
+PROMPT_LOGPROBS_CHUNK = 256
+
+
+def longest_chunk(request: Request, config: SchedulerConfig) -> int:
+    """The most tokens of a request that one step computes, for reasons of the request's own."""
+    if request.params.prompt_logprobs is None or not config.enable_chunked_prefill:
+        return config.max_num_batched_tokens
+    return PROMPT_LOGPROBS_CHUNK
 
 
 def check_capacity(request: Request, config: SchedulerConfig, tables: BlockTables, num_blocks: int) -> None:

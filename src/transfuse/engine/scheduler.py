@@ -11,7 +11,7 @@ from transfuse.cache.groups import CacheGroup
 from transfuse.config import SchedulerConfig
 from transfuse.engine.batch import Batch, ScheduledRequest, StepPlan
 from transfuse.engine.block_tables import BlockTables
-from transfuse.engine.capacity import check_capacity
+from transfuse.engine.capacity import check_capacity, longest_chunk
 from transfuse.engine.queues import RequestQueues
 from transfuse.engine.request import Request, RequestStatus
 from transfuse.errors import PromptError, RequestError, TransfuseError
@@ -266,7 +266,8 @@ class Scheduler:
             self._preempt(victim, step)
             if victim is request:
                 return
-        self._plan(request, min(request.num_missing_tokens, step.budget, room), step)
+        most = min(step.budget, room, longest_chunk(request, self._config))
+        self._plan(request, min(request.num_missing_tokens, most), step)
 
     def _admit(self, request: Request, step: StepPlan) -> bool:
         """Starts a waiting request, unless memory or budget is short."""
@@ -275,7 +276,8 @@ class Scheduler:
         if self._queues.running and not self._tables.holds_whole(request, hit):
             return False
         num_missing = request.num_tokens - hit.num_tokens
-        num_tokens = min(num_missing, step.budget, self._tables.room_after(request, hit))
+        room = self._tables.room_after(request, hit)
+        num_tokens = min(num_missing, step.budget, room, longest_chunk(request, self._config))
         if num_tokens < self._smallest_chunk(request, num_missing):
             return False
         self._queues.start(request)

@@ -14,6 +14,7 @@ from tests.unit.engine.simulated_cache import (
     run_step,
     sliding,
 )
+from transfuse.engine.capacity import PROMPT_LOGPROBS_CHUNK
 from transfuse.engine.request import Request, RequestStatus
 from transfuse.engine.scheduler import Batch, Scheduler
 from transfuse.errors import NonFiniteLogitsError, PromptError, RequestError
@@ -88,6 +89,16 @@ def test_prompts_are_chunked_beside_decodes() -> None:
         [("a", 3, 1, True), ("b", 8, 8, False)],
         [("a", 4, 1, True), ("b", 16, 4, True), ("c", 0, 3, True)],
     ]
+
+
+def test_prompts_with_logprobs_take_small_steps() -> None:
+    """Each of their tokens has a row of logits."""
+    scheduler = make_scheduler(FULL, 400, max_model_len=2000, max_num_batched_tokens=512)
+    cache = SimulatedCache(FULL, 4)
+    long = counting(10, PROMPT_LOGPROBS_CHUNK + 40)
+    add(scheduler, make_request("a", long, params=SamplingParams(prompt_logprobs=0)))
+    sizes = [run_step(scheduler, cache, budget=512)[0].num_tokens for _ in range(2)]
+    assert sizes == [PROMPT_LOGPROBS_CHUNK, 40]
 
 
 def test_single_tokens_come_first_in_the_batch() -> None:
