@@ -168,8 +168,11 @@ class LLM:
         """
         single = isinstance(prompts, str | Mapping)
         items: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item,assignment]
-        params = _one_for_each("sampling_params", sampling_params or SamplingParams(), len(items))
+        params = _one_for_each("sampling_params", _or_default(sampling_params), len(items))
         priorities = _one_for_each("priority", 0 if priority is None else priority, len(items))
+        for one in priorities:
+            if isinstance(one, bool) or not isinstance(one, int):
+                raise RequestError(f"priority holds {one!r}; expected integers.")
         with self._exclusive():
             tokenised = []
             for index, (prompt, one) in enumerate(zip(items, params, strict=True)):
@@ -204,10 +207,10 @@ class LLM:
         """
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Messages] = [messages] if single else messages  # type: ignore[list-item,assignment]
-        prompts = [
-            self._chat_prompt(conversation, add_generation_prompt, chat_template_kwargs)
-            for conversation in conversations
-        ]
+        prompts = []
+        for index, conversation in enumerate(conversations):
+            with _naming_prompt(index, len(conversations)):
+                prompts.append(self._chat_prompt(conversation, add_generation_prompt, chat_template_kwargs))
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream(
@@ -222,7 +225,7 @@ class LLM:
         """
         with self._exclusive():
             text, ids = self._front.tokenise(prompt)
-            request_id = self._front.submit(text, ids, sampling_params or SamplingParams(), arrival_time=_now())
+            request_id = self._front.submit(text, ids, _or_default(sampling_params), arrival_time=_now())
             try:
                 finished = False
                 while not finished:
@@ -317,6 +320,10 @@ class LLM:
 
 def _now() -> float:
     return time.monotonic()
+
+
+def _or_default(sampling_params: Any) -> Any:
+    return SamplingParams() if sampling_params is None else sampling_params
 
 
 def _one_for_each(name: str, value: Any, count: int) -> list[Any]:

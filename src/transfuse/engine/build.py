@@ -148,7 +148,7 @@ def _assemble(
     # Without chunks a prompt goes in one step, however long it takes.
     floor = min(ceiling, max(scheduler_config.max_num_seqs, _MIN_BUDGET)) if runner.supports_chunks else ceiling
     budget = StepBudget(ceiling, floor)
-    engine = Engine(runner, scheduler, Sampler(vocab_size), budget)
+    engine = Engine(runner, scheduler, Sampler(), budget)
     limits = ModelLimits(size.max_model_len, vocab_size, frozenset(tokenizer.eos_token_ids))
     front = Front(engine, tokenizer, limits, config.seed)
     parameters = {id(p): p.numel() for p in loaded.module.parameters()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from transfuse.engine.batch import Batch
@@ -14,7 +14,7 @@ from transfuse.engine.runner import ModelRunner, PromptLogits, StepLogits
 from transfuse.engine.sampler import SampledToken, Sampler
 from transfuse.engine.scheduler import Scheduler
 from transfuse.engine.step_budget import StepBudget
-from transfuse.errors import EngineError, TransfuseError
+from transfuse.errors import EngineError, NonFiniteLogitsError, TransfuseError
 from transfuse.outputs import LogprobsAtPosition
 
 log = logging.getLogger(__name__)
@@ -101,26 +101,31 @@ class Engine:
         started = self._clock()
         try:
             result = self._runner.run(batch)
+            sampled = self._sampler.sample(result.logits, result.sampling)
         except Exception as error:
             return self._fail(batch, error)
-        outputs = self._take(batch, result)
+        except BaseException:
+            # The user interrupts and may go on afterwards: the step has not been.
+            self._scheduler.rollback(batch)
+            raise
+        outputs = self._take(batch, result, dict(zip(result.sampling, sampled, strict=True)))
         self._budget.observe(batch.num_tokens, self._clock() - started)
         return outputs
 
-    def _take(self, batch: Batch, result: StepLogits) -> list[TokenOutput]:
-        tokens = dict(zip(result.sampling, self._sampler.sample(result.logits, result.sampling), strict=True))
-        for request, token in tokens.items():
-            if token.error is not None:
-                self._scheduler.finish(request, "error", error=token.error)
-        self._scheduler.update(batch, {r.request_id: t.token_id for r, t in tokens.items() if t.error is None})
+    def _take(self, batch: Batch, result: StepLogits, tokens: Mapping[Request, SampledToken]) -> list[TokenOutput]:
         outputs = []
         for entry in batch.entries:
             request = entry.request
-            if request.finish_reason is not None:
-                self._release(request.request_id)
-            found, prompt = tokens.get(request), result.prompts.get(request.request_id)
-            if found is not None or prompt is not None:
-                outputs.append(_output(request, found, prompt))
+            token, prompt = tokens.get(request), result.prompts.get(request.request_id)
+            if token is not None or prompt is not None:
+                output, error = _output(request, token, prompt)
+                outputs.append(output)
+                if error is not None:
+                    self._scheduler.finish(request, "error", error=error)
+        self._scheduler.update(batch, {o.request.request_id: o.token.token_id for o in outputs if o.token is not None})
+        for output in outputs:
+            if output.request.finish_reason is not None:
+                self._release(output.request.request_id)
         return outputs
 
     def _fail(self, batch: Batch, error: Exception) -> list[TokenOutput]:
@@ -146,13 +151,20 @@ class Engine:
         self._runner.close()
 
 
-def _output(request: Request, token: SampledToken | None, prompt: PromptLogits | None) -> TokenOutput:
-    kept = token if token is None or token.error is None else None
-    if prompt is None or request.error is not None:
-        return TokenOutput(request, kept)
+def _output(
+    request: Request, token: SampledToken | None, prompt: PromptLogits | None
+) -> tuple[TokenOutput, TransfuseError | None]:
+    """What the step brought the request, and what ends it if its logits are no numbers."""
+    if token is not None and token.error is not None:
+        return TokenOutput(request), token.error
+    if prompt is None:
+        return TokenOutput(request, token), None
     targets = request.tokens(prompt.first_target, prompt.first_target + len(prompt.logits))
-    found = prompt_logprobs(prompt.logits, targets, request.params.prompt_logprobs or 0)
-    return TokenOutput(request, kept, found, prompt.first_target)
+    try:
+        found = prompt_logprobs(prompt.logits, targets, request.params.prompt_logprobs or 0)
+    except NonFiniteLogitsError as error:
+        return TokenOutput(request), error
+    return TokenOutput(request, token, found, prompt.first_target), None
 
 
 def _as_engine_error(request: Request, error: Exception) -> TransfuseError:

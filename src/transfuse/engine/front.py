@@ -11,10 +11,10 @@ from transfuse.engine.detokenizer import IncrementalDetokenizer
 from transfuse.engine.engine import Engine, TokenOutput
 from transfuse.engine.request import Request
 from transfuse.engine.sampler import SampledToken
-from transfuse.errors import CapacityError, PromptError, SamplingParamsError, UnsupportedModelError
+from transfuse.errors import CapacityError, PromptError, RequestError, SamplingParamsError, UnsupportedModelError
 from transfuse.models.tokenizer import Tokenizer
 from transfuse.outputs import CompletionOutput, Logprob, LogprobsAtPosition, RequestMetrics, RequestOutput
-from transfuse.sampling_params import SamplingParams
+from transfuse.sampling_params import MAX_N, SamplingParams
 
 Prompt = str | Mapping[str, object]
 
@@ -65,7 +65,8 @@ class Front:
         self._engine = engine
         self._tokenizer = tokenizer
         self._limits = limits
-        self._seeds = None if seed is None else itertools.count(seed)
+        # The continuations of a prompt take the seeds that follow its own: no two prompts may share one.
+        self._seeds = None if seed is None else itertools.count(seed, MAX_N)
         self._groups: dict[str, _Group] = {}
         self._group_of: dict[str, _Group] = {}
         self._ids = itertools.count()
@@ -103,8 +104,11 @@ class Front:
 
         Raises:
             CapacityError: the prompt leaves no room for a token.
+            RequestError: `params` is no `SamplingParams`.
             SamplingParamsError: an id is outside the vocabulary.
         """
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"The sampling parameters are a {type(params).__name__}; give a SamplingParams.")
         most = self._limits.max_model_len - 1
         if len(prompt_token_ids) > most:
             raise CapacityError(
@@ -223,7 +227,7 @@ class Front:
         if known is not None and step.prompt_logprobs:
             # A preempted request computes its prompt again; what is known stays.
             new = step.prompt_logprobs[len(known) - step.first_target :]
-            known.extend(self._with_text(position) for position in new)
+            known.extend(self._with_text(position, request) for position in new)
         if step.token is not None:
             self._add_token(continuation, step.token)
         if request.finish_reason is not None:
@@ -233,7 +237,7 @@ class Front:
         completion = continuation.completion
         completion.token_ids.append(token.token_id)
         if token.top is not None and completion.logprobs is not None:
-            completion.logprobs.append(self._with_text(token.top))
+            completion.logprobs.append(self._with_text(token.top, continuation.request))
             completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + (token.logprob or 0.0)
         request = continuation.request
         # A token that ends the text is not part of it.
@@ -292,7 +296,9 @@ class Front:
         for request_id in list(self._groups):
             self.abort(request_id)
 
-    def _with_text(self, position: LogprobsAtPosition) -> LogprobsAtPosition:
+    def _with_text(self, position: LogprobsAtPosition, request: Request) -> LogprobsAtPosition:
+        if not request.params.detokenize:
+            return position
         return {
             token: Logprob(found.logprob, found.rank, self._tokenizer.convert_ids_to_token_text(token))
             for token, found in position.items()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
@@ -13,6 +12,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transfuse.cache.groups import CacheGroup
 from transfuse.engine.runner import ModelRunner, PromptLogits, StepLogits
 from transfuse.engine.scheduler import Batch
+from transfuse.errors import EngineError
 
 
 class OriginalRunner(ModelRunner):
@@ -90,20 +90,23 @@ class _Stopped(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class _Run:
+    """One `generate` and its queues: nobody reads what an interrupted one still puts there."""
+
     token_ids: list[int]
+    logits: queue.SimpleQueue[torch.Tensor | Exception] = field(default_factory=queue.SimpleQueue)
+    tokens: queue.SimpleQueue[int | None] = field(default_factory=queue.SimpleQueue)
 
 
 class _Bridge(LogitsProcessor):
     """Exchanges logits for a token, on the worker's thread."""
 
-    def __init__(self, logits: queue.SimpleQueue[torch.Tensor | Exception], tokens: queue.SimpleQueue[Any]) -> None:
-        self._logits = logits
-        self._tokens = tokens
+    def __init__(self, run: _Run) -> None:
+        self._run = run
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self._logits.put(scores.clone())
-        token = self._tokens.get()
+        self._run.logits.put(scores.clone())
+        token = self._run.tokens.get()
         if token is None:
             raise _Stopped
         forced = torch.full_like(scores, float("-inf"))
@@ -119,59 +122,58 @@ class _Worker:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._logits: queue.SimpleQueue[torch.Tensor | Exception] = queue.SimpleQueue()
-        self._tokens: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._busy = False
+        self._runs: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
+        self._current: _Run | None = None
         self._thread = threading.Thread(target=self._serve, name="transfuse-original", daemon=True)
         self._thread.start()
 
     def start(self, token_ids: list[int]) -> torch.Tensor:
         """Begin a `generate` and return its first logits [1, V], float32."""
-        self._busy = True
-        self._requests.put(_Start(token_ids))
-        return self._receive()
+        run = self._current = _Run(token_ids)
+        self._runs.put(run)
+        return self._receive(run)
 
     def advance(self, token: int) -> torch.Tensor:
         """Go on with `token` and return the next logits [1, V], float32."""
-        self._tokens.put(token)
-        return self._receive()
+        assert self._current is not None, "no generate is running"
+        self._current.tokens.put(token)
+        return self._receive(self._current)
 
     def stop(self) -> None:
         """End the running `generate`, if there is one."""
-        if self._busy:
-            self._tokens.put(None)
-            self._busy = False
+        if self._current is not None:
+            self._current.tokens.put(None)
+            self._current = None
 
     def close(self) -> None:
         """End the thread."""
         self.stop()
-        self._requests.put(None)
+        self._runs.put(None)
         self._thread.join()
 
-    def _receive(self) -> torch.Tensor:
-        answer = self._logits.get()
+    def _receive(self, run: _Run) -> torch.Tensor:
+        answer = run.logits.get()
         if isinstance(answer, Exception):
-            self._busy = False
+            self._current = None
             raise answer
         return answer
 
     def _serve(self) -> None:
-        while (request := self._requests.get()) is not None:
+        while (run := self._runs.get()) is not None:
             try:
-                self._generate(request.token_ids)
+                self._generate(run)
+                raise EngineError("The model's generate ended by itself, before the engine had all tokens.")
             except _Stopped:
                 continue
             except Exception as error:
-                self._logits.put(error)
+                run.logits.put(error)
 
     @torch.inference_mode()
-    def _generate(self, token_ids: list[int]) -> None:
-        bridge = _Bridge(self._logits, self._tokens)
+    def _generate(self, run: _Run) -> None:
         self._model.generate(
-            torch.tensor([token_ids]),
-            attention_mask=torch.ones(1, len(token_ids), dtype=torch.int64),
-            logits_processor=LogitsProcessorList([bridge]),
+            torch.tensor([run.token_ids]),
+            attention_mask=torch.ones(1, len(run.token_ids), dtype=torch.int64),
+            logits_processor=LogitsProcessorList([_Bridge(run)]),
             # The engine ends the request; generate must not end before it.
             max_new_tokens=2**31 - 1,
         )

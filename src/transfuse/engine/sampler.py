@@ -67,15 +67,9 @@ class Sampler:
     frequency, presence), temperature, `min_p`, `top_k`, `top_p`, and the draw. A request's token depends on its own
     logits, parameters, seed and output alone: not on the batch, on the order of rows or on preemption. Of equal
     logits the lower id counts as the more likely.
-
-    Args:
-        vocab_size: number of logits in a row.
-        device: where the logits are.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
-        self._vocab_size = vocab_size
-        self._device = torch.device(device)
+    def __init__(self) -> None:
         self._states: dict[str, _RequestState] = {}
 
     @torch.inference_mode()
@@ -83,25 +77,26 @@ class Sampler:
         """Samples the next token of each request.
 
         Args:
-            logits: [S, vocab_size] in any float dtype; left unchanged. Row i belongs to `requests[i]`.
+            logits: [S, V] in any float dtype; left unchanged. Row i belongs to `requests[i]`. V may be less than the
+                tokens that the model embeds.
             requests: the S requests.
 
         Returns:
             One `SampledToken` per row. A row that holds NaN or +inf, or has no token left to choose from, carries an
             error; the other rows do not notice.
         """
-        assert logits.shape == (len(requests), self._vocab_size), (logits.shape, len(requests), self._vocab_size)
+        assert logits.dim() == 2 and len(logits) == len(requests), (logits.shape, len(requests))
         tokens, finite = _argmax(logits)
         errors: dict[int, TransfuseError] = {i: _non_finite(requests[i]) for i, ok in enumerate(finite) if not ok}
         states: dict[int, _RequestState] = {}
         for row, request in enumerate(requests):
             if row not in errors:
                 try:
-                    states[row] = self._state(request)
+                    states[row] = self._state(request, logits.shape[-1])
                 except RequestError as error:
                     errors[row] = error
         rows = [row for row, state in states.items() if not state.takes_raw_argmax()]
-        step = rows_per_pass(self._vocab_size)
+        step = rows_per_pass(logits.shape[-1])
         for start in range(0, len(rows), step):
             self._resample(logits, rows[start : start + step], states, tokens, errors)
         reports = _report(logits, states, tokens, errors)
@@ -111,10 +106,10 @@ class Sampler:
         """Drops what is kept of a request that has ended; unknown ids are fine."""
         self._states.pop(request_id, None)
 
-    def _state(self, request: Request) -> _RequestState:
+    def _state(self, request: Request, vocab_size: int) -> _RequestState:
         state = self._states.get(request.request_id)
         if state is None or state.request is not request:
-            state = self._states[request.request_id] = _RequestState(request, self._vocab_size)
+            state = self._states[request.request_id] = _RequestState(request, vocab_size)
         return state
 
     def _resample(
@@ -127,7 +122,7 @@ class Sampler:
     ) -> None:
         """Replaces the raw argmax of `rows` in `tokens`, or adds to `errors`."""
         part = [states[row] for row in rows]
-        edited = logits[torch.tensor(rows, device=self._device)].float()
+        edited = logits[torch.tensor(rows, device=logits.device)].float()
         _edit(edited, part)
         chosen, alive = _argmax(edited)
         for i, row in enumerate(rows):
@@ -138,13 +133,13 @@ class Sampler:
         drawn = [i for i, state in enumerate(part) if alive[i] and not state.is_greedy]
         if drawn:
             drawn_states = [part[i] for i in drawn]
-            selected = edited if len(drawn) == len(rows) else edited[torch.tensor(drawn, device=self._device)]
+            selected = edited if len(drawn) == len(rows) else edited[torch.tensor(drawn, device=logits.device)]
             for i, token in zip(drawn, self._draw(selected, drawn_states), strict=True):
                 tokens[rows[i]] = token
 
     def _draw(self, logits: torch.Tensor, states: list[_RequestState]) -> list[int]:
         uniform = uniforms([s.seed for s in states], [len(s.request.output_token_ids) for s in states])
-        filters = make_filters([s.request.params for s in states], uniform, self._vocab_size, self._device)
+        filters = make_filters([s.request.params for s in states], uniform, logits.shape[-1], logits.device)
         tokens: list[int] = draw(logits, filters).tolist()
         return tokens
 

@@ -67,7 +67,7 @@ def edited_row(logits: torch.Tensor, request: Request) -> np.ndarray:
 
 
 def sample_tokens(logits: torch.Tensor, requests: list[Request], vocab: int = VOCAB) -> list[int]:
-    return [sampled.token_id for sampled in Sampler(vocab).sample(logits, requests)]
+    return [sampled.token_id for sampled in Sampler().sample(logits, requests)]
 
 
 EDITS: dict[str, dict[str, Any]] = {
@@ -183,10 +183,10 @@ def mixed_requests() -> list[Request]:
 @pytest.mark.parametrize("bad_row", range(8))
 def test_a_row_that_is_not_finite_fails_alone(bad: float | str, bad_row: int) -> None:
     logits = make_logits(8)
-    expected = Sampler(VOCAB).sample(logits, mixed_requests())
+    expected = Sampler().sample(logits, mixed_requests())
     broken = logits.clone()
     broken[bad_row, slice(None) if bad == "all -inf" else 23] = -torch.inf if bad == "all -inf" else float(bad)
-    sampled = Sampler(VOCAB).sample(broken, mixed_requests())
+    sampled = Sampler().sample(broken, mixed_requests())
     assert isinstance(sampled[bad_row].error, NonFiniteLogitsError)
     assert sampled[bad_row].token_id == -1
     others = [i for i in range(8) if i != bad_row]
@@ -198,7 +198,7 @@ def test_a_row_with_nothing_left_to_choose_fails_alone() -> None:
     logits[1] = -torch.inf
     logits[1, 5] = 1.0
     requests = [make_request(), make_request(bad_words=[(5,)]), make_request(temperature=0.0)]
-    sampled = Sampler(VOCAB).sample(logits, requests)
+    sampled = Sampler().sample(logits, requests)
     assert isinstance(sampled[1].error, RequestError)
     assert "bad_words" in str(sampled[1].error)
     assert sampled[0].error is None
@@ -207,7 +207,7 @@ def test_a_row_with_nothing_left_to_choose_fails_alone() -> None:
 
 @pytest.mark.parametrize("params", [{"logit_bias": {VOCAB: 1.0}}, {"bad_words": [(3, VOCAB)]}], ids=str)
 def test_ids_beyond_the_vocabulary_fail_their_request_alone(params: dict[str, Any]) -> None:
-    sampled = Sampler(VOCAB).sample(make_logits(2), [make_request(**params), make_request(temperature=0.0)])
+    sampled = Sampler().sample(make_logits(2), [make_request(**params), make_request(temperature=0.0)])
     assert isinstance(sampled[0].error, RequestError)
     assert str(VOCAB) in str(sampled[0].error)
     assert sampled[1].error is None
@@ -217,7 +217,7 @@ def test_stop_tokens_and_prompt_tokens_without_a_logit_are_harmless() -> None:
     request = make_request(
         prompt=[1, VOCAB + 5], temperature=0.0, min_tokens=2, stop_token_ids=[VOCAB + 9], repetition_penalty=1.5
     )
-    assert Sampler(VOCAB).sample(make_logits(1), [request])[0].error is None
+    assert Sampler().sample(make_logits(1), [request])[0].error is None
 
 
 def test_extreme_parameters_neither_fail_nor_lift_masked_tokens() -> None:
@@ -230,14 +230,14 @@ def test_extreme_parameters_neither_fail_nor_lift_masked_tokens() -> None:
         {"repetition_penalty": 1e-320},
     ]
     requests = [make_request(prompt=range(VOCAB), seed=i, **extremes[i % 4]) for i in range(40)]
-    sampled = Sampler(VOCAB).sample(logits, requests)
+    sampled = Sampler().sample(logits, requests)
     assert all(one.error is None and one.token_id >= 50 for one in sampled)
 
 
 def test_logits_are_left_unchanged_and_an_empty_batch_is_fine() -> None:
     logits = make_logits(8)
     before = logits.clone()
-    sampler = Sampler(VOCAB)
+    sampler = Sampler()
     sampler.sample(logits, mixed_requests())
     assert torch.equal(logits, before)
     assert sampler.sample(logits[:0], []) == []
@@ -248,7 +248,7 @@ def test_logits_are_left_unchanged_and_an_empty_batch_is_fine() -> None:
 
 def generate(batches: list[list[Request]], steps: int) -> dict[str, list[int]]:
     """Runs a toy model, whose logits depend on a request's own last token, over the batches."""
-    sampler = Sampler(VOCAB)
+    sampler = Sampler()
     table = make_logits(VOCAB, seed=5)
     for batch, _ in itertools.product(batches, range(steps)):
         logits = torch.stack([table[(request.output_token_ids or request.prompt_token_ids)[-1]] for request in batch])
@@ -280,9 +280,9 @@ def test_a_draw_does_not_depend_on_its_neighbours(order: list[int], size: int, l
     vocab = 1500 if large else VOCAB
     logits = make_logits(16, vocab, dtype=torch.bfloat16)
     requests = [make_request(seed=i, output=[3, 3, 8], **MIXED[i % 8]) for i in range(16)]
-    expected = Sampler(vocab).sample(logits, requests)
+    expected = Sampler().sample(logits, requests)
     chosen = order[:size]
-    sampled = Sampler(vocab).sample(logits[chosen], [requests[i] for i in chosen])
+    sampled = Sampler().sample(logits[chosen], [requests[i] for i in chosen])
     assert sampled == [expected[i] for i in chosen]
 
 
@@ -310,7 +310,7 @@ def test_every_seed_works(seed: int) -> None:
 def test_penalties_follow_the_output_step_by_step() -> None:
     params = {"repetition_penalty": 1.1, "presence_penalty": 0.3, "frequency_penalty": 0.9}
     request = make_request(prompt=range(90), temperature=0.0, **params)
-    sampler, table = Sampler(VOCAB), make_logits(1)
+    sampler, table = Sampler(), make_logits(1)
     for _ in range(150):
         expected = int(edited_row(table[0], request).argmax())
         (sampled,) = sampler.sample(table, [request])
@@ -320,7 +320,7 @@ def test_penalties_follow_the_output_step_by_step() -> None:
 
 
 def test_a_forgotten_request_leaves_nothing() -> None:
-    sampler, request = Sampler(VOCAB), make_request(repetition_penalty=1.1)
+    sampler, request = Sampler(), make_request(repetition_penalty=1.1)
     sampler.sample(make_logits(1), [request])
     assert request.request_id in sampler._states
     sampler.forget(request.request_id)
@@ -329,7 +329,7 @@ def test_a_forgotten_request_leaves_nothing() -> None:
 
 
 def test_a_new_request_under_an_old_id_starts_afresh() -> None:
-    sampler, logits = Sampler(VOCAB), make_logits(1)
+    sampler, logits = Sampler(), make_logits(1)
     old = make_request(temperature=0.0, logit_bias={5: 100.0})
     new = dataclasses.replace(old, params=SamplingParams(temperature=0.0, logit_bias={6: 100.0}))
     assert sampler.sample(logits, [old])[0].token_id == 5
@@ -339,6 +339,6 @@ def test_a_new_request_under_an_old_id_starts_afresh() -> None:
 def test_many_rows_are_worked_on_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = make_logits(256)
     requests = [make_request(seed=i, output=[3, 3, 8], **MIXED[i % 8]) for i in range(256)]
-    whole = Sampler(VOCAB).sample(logits, requests)
+    whole = Sampler().sample(logits, requests)
     monkeypatch.setattr("transfuse.engine.ranking.MAX_LOGITS_PER_PASS", 10 * VOCAB + 1)
-    assert Sampler(VOCAB).sample(logits, requests) == whole
+    assert Sampler().sample(logits, requests) == whole

@@ -1,0 +1,381 @@
+"""The text side of the engine, on a model that recites one text token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import decoders, models
+
+from tests.unit.engine.fake_runner import VOCAB, FakeEngine, FakeRunner
+from tests.unit.engine.simulated_cache import EOS
+from transfuse.engine.engine import Engine
+from transfuse.engine.front import Front, ModelLimits
+from transfuse.engine.request import Request
+from transfuse.engine.step_budget import StepBudget
+from transfuse.errors import (
+    CapacityError,
+    EngineError,
+    PromptError,
+    RequestError,
+    SamplingParamsError,
+    UnsupportedModelError,
+)
+from transfuse.models.tokenizer import Tokenizer
+from transfuse.outputs import RequestOutput
+from transfuse.sampling_params import MAX_N, SamplingParams
+
+PIECES = ["The", " quick", " brown", " fox", " jumps", " over", " the", " lazy", " dog", ".", "<end>"]
+END = PIECES.index("<end>")
+MAX_LEN = 60
+
+
+class PieceTokenizer(Tokenizer):
+    """Token i is the i-th of `PIECES`."""
+
+    def __init__(self, *, rust: bool = True) -> None:
+        self._rust = RustTokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="."))
+        self._rust.add_special_tokens(["<end>"])
+        self._rust.decoder = decoders.Fuse()
+        super().__init__(SimpleNamespace(backend_tokenizer=self._rust if rust else None), [END])
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids = []
+        while text:
+            piece = max((p for p in PIECES if text.startswith(p)), key=len, default=None)
+            ids.append(VOCAB if piece is None else PIECES.index(piece))
+            text = text[1 if piece is None else len(piece) :]
+        return ids
+
+    def convert_ids_to_token_text(self, token_id: int) -> str:
+        return PIECES[token_id]
+
+
+def recite(tokens: Sequence[int]) -> torch.Tensor:
+    """The piece that follows the last one; after the last of all, the first."""
+    logits = torch.full((VOCAB,), -10.0)
+    logits[(tokens[-1] + 1) % len(PIECES)] = 10.0
+    logits[EOS] = 0.0
+    return logits
+
+
+class FakeFront:
+    """A front on a fake engine, its parts in reach."""
+
+    def __init__(self, *, seed: int | None = None, rust: bool = True, **settings: Any) -> None:
+        self.fake = FakeEngine(runner=FakeRunner(recite), **settings)
+        limits = ModelLimits(MAX_LEN, VOCAB, frozenset([END]))
+        self.front = Front(self.fake.engine, PieceTokenizer(rust=rust), limits, seed)
+
+    def submit(self, prompt: Any = "The", *, priority: int = 0, **params: Any) -> str:
+        text, ids = self.front.tokenise(prompt)
+        params = {"temperature": 0.0, **params}
+        return self.front.submit(text, ids, SamplingParams(**params), priority=priority, arrival_time=1.0)
+
+    def requests(self) -> list[Request]:
+        queues = self.fake.scheduler._queues
+        return [queues.get(name) for name in self.front._group_of]
+
+    def drain(self) -> dict[str, RequestOutput]:
+        """Step to the end; the answers by id."""
+        answers = {}
+        while self.fake.engine.has_unfinished:
+            answers.update({output.request_id: output for output in self.front.step()})
+            self.fake.scheduler.check()
+        self.fake.check_idle()
+        assert self.front._groups == self.front._group_of == {}
+        assert all(output.finished for output in answers.values())
+        return answers
+
+    def run(self, prompt: Any = "The", **params: Any) -> RequestOutput:
+        name = self.submit(prompt, **params)
+        return self.drain()[name]
+
+
+@pytest.mark.parametrize("prompt", ["The quick", {"prompt": "The quick"}])
+def test_text_is_tokenised(prompt: Any) -> None:
+    assert FakeFront().front.tokenise(prompt) == ("The quick", [0, 1])
+
+
+@pytest.mark.parametrize("ids", [[0, 1], (0, 1)])
+def test_ids_are_taken_as_they_are(ids: Sequence[int]) -> None:
+    assert FakeFront().front.tokenise({"prompt_token_ids": ids}) == (None, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "no tokens"),
+        ({"prompt": ""}, "no tokens"),
+        ({"prompt_token_ids": []}, "no tokens"),
+        (5, "got int"),
+        (None, "got NoneType"),
+        (b"The", "got bytes"),
+        ({}, r"got keys \[\]"),
+        ({"prompt": 5}, "got keys"),
+        ({"text": "The"}, "got keys .'text'"),
+        ({"prompt": "The", "prompt_token_ids": [1]}, "got keys .'prompt', 'prompt_token_ids'"),
+        ({"prompt_token_ids": "01"}, "is a str"),
+        ({"prompt_token_ids": 7}, "is a int"),
+        ({"prompt_token_ids": [0, VOCAB]}, f"token 1 is {VOCAB}; expected an id from 0 to {VOCAB - 1}"),
+        ({"prompt_token_ids": [-1]}, "token 0 is -1"),
+        ({"prompt_token_ids": [0, 0, True]}, "token 2 is True"),
+        ({"prompt_token_ids": ["1"]}, "token 0 is '1'"),
+        ({"prompt_token_ids": [1.0]}, r"token 0 is 1\.0"),
+        ({"prompt_token_ids": [2**63]}, f"token 0 is {2**63}"),
+        ({"prompt_token_ids": [-(10**400)]}, "token 0 is 'a huge integer'"),
+        ("The cat", f"token 1 is {VOCAB}"),
+    ],
+)
+def test_prompts_that_are_none_are_refused(prompt: Any, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        FakeFront().front.tokenise(prompt)
+
+
+def test_the_longest_prompt_leaves_room_for_a_token() -> None:
+    assert FakeFront().run({"prompt_token_ids": [0] * (MAX_LEN - 1)}).outputs[0].finish_reason == "length"
+    with pytest.raises(
+        CapacityError, match=f"{MAX_LEN} tokens; at most {MAX_LEN - 1} fit into max_model_len={MAX_LEN}"
+    ):
+        FakeFront().submit({"prompt_token_ids": [0] * MAX_LEN})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("stop_token_ids", [1, VOCAB]), ("logit_bias", {VOCAB: 1.0}), ("logit_bias", {2**31 - 1: 1.0})]
+)
+def test_ids_in_parameters_are_of_the_vocabulary(field: str, value: Any) -> None:
+    with pytest.raises(SamplingParamsError, match=f"{field} .* below the vocabulary's {VOCAB}") as caught:
+        FakeFront().submit(**{field: value})
+    assert caught.value.field == field
+
+
+def test_parameters_of_another_type_are_refused() -> None:
+    with pytest.raises(RequestError, match="are a dict; give a SamplingParams"):
+        FakeFront().front.check([1], {"temperature": 0.0})
+
+
+@pytest.mark.parametrize(("asked", "given"), [(3, 3), (None, MAX_LEN - 2), (MAX_LEN, MAX_LEN - 2)])
+def test_max_tokens_is_what_there_is_room_for(asked: int | None, given: int) -> None:
+    completion = FakeFront().run("The quick", max_tokens=asked, ignore_eos=True).outputs[0]
+    assert (len(completion.token_ids), completion.finish_reason) == (given, "length")
+
+
+def test_an_answer_carries_its_prompt_and_text() -> None:
+    answer = FakeFront().run("The quick", max_tokens=3)
+    assert (answer.prompt, answer.prompt_token_ids) == ("The quick", [0, 1])
+    completion = answer.outputs[0]
+    assert (completion.index, completion.text, completion.token_ids) == (0, " brown fox jumps", [2, 3, 4])
+    assert (completion.logprobs, completion.cumulative_logprob, answer.prompt_logprobs) == (None, None, None)
+
+
+def test_text_grows_step_by_step_in_one_object() -> None:
+    front = FakeFront()
+    front.submit(max_tokens=3)
+    seen = [(output, output.outputs[0].text, output.finished) for _ in range(3) for output in front.front.step()]
+    assert [text for _, text, _ in seen] == [" quick", " quick brown", " quick brown fox"]
+    assert [finished for _, _, finished in seen] == [False, False, True]
+    assert all(output is seen[0][0] for output, _, _ in seen)
+
+
+def test_the_end_token_is_a_token_and_no_text() -> None:
+    completion = FakeFront().run(" dog", max_tokens=9, skip_special_tokens=False).outputs[0]
+    assert (completion.text, completion.token_ids) == (".", [PIECES.index("."), END])
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+
+
+def test_a_stop_string_inside_a_token_cuts_the_text() -> None:
+    completion = FakeFront().run(stop="row", max_tokens=9).outputs[0]
+    assert (completion.text, completion.token_ids) == (" quick b", [1, 2])
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", "row")
+
+
+def test_a_stop_string_frees_blocks_while_others_run() -> None:
+    front = FakeFront()
+    front.submit(stop="row", max_tokens=9)
+    other = front.submit(max_tokens=5)
+    front.front.step()
+    assert front.fake.scheduler.num_running == 2
+    stopped = front.front.step()[0]
+    assert stopped.finished
+    assert front.fake.scheduler.num_running == 1
+    front.fake.scheduler.check()
+    assert front.drain()[other].outputs[0].text == " quick brown fox jumps over"
+
+
+def test_a_stop_string_that_ends_with_the_last_token_is_a_stop() -> None:
+    completion = FakeFront().run(stop="brown", max_tokens=2).outputs[0]
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == (" quick ", "stop", "brown")
+
+
+def test_the_beginning_of_a_stop_string_is_held_back_until_the_end() -> None:
+    front = FakeFront()
+    front.submit(stop="quick brown fox jumped", max_tokens=4)
+    texts = [output.outputs[0].text for _ in range(4) for output in front.front.step()]
+    assert texts == [" ", " ", " ", " quick brown fox jumps"]
+
+
+def test_continuations_take_the_seeds_that_follow() -> None:
+    front = FakeFront()
+    name = front.submit(n=3, seed=2**63 - 2, temperature=1.0, prompt_logprobs=0, max_tokens=2)
+    requests = front.requests()
+    assert [request.request_id for request in requests] == [f"{name}-0", f"{name}-1", f"{name}-2"]
+    assert [request.seed for request in requests] == [2**63 - 2, 2**63 - 1, 0]
+    assert [request.params.prompt_logprobs for request in requests] == [0, None, None]
+    answer = front.drain()[name]
+    assert [completion.index for completion in answer.outputs] == [0, 1, 2]
+    assert all(len(completion.token_ids) == 2 for completion in answer.outputs)
+
+
+def test_without_a_seed_anywhere_requests_have_none() -> None:
+    front = FakeFront()
+    front.submit(n=2)
+    assert [request.seed for request in front.requests()] == [None, None]
+
+
+def test_the_engines_seed_gives_every_continuation_of_every_prompt_its_own() -> None:
+    def seeds() -> list[int]:
+        front = FakeFront(seed=5)
+        for n in (MAX_N, 2, 1):
+            front.submit(n=n)
+        front.submit(seed=1)
+        return [request.seed for request in front.requests()]
+
+    found = seeds()
+    assert found[-1] == 1, "its own seed comes first"
+    assert found[0] == 5
+    assert len(set(found)) == len(found) == MAX_N + 4
+    assert found == seeds()
+
+
+def test_logprobs_carry_text() -> None:
+    answer = FakeFront().run("The quick", max_tokens=2, logprobs=1, prompt_logprobs=0)
+    completion = answer.outputs[0]
+    expected = recite([1]).log_softmax(-1)[2]
+    first = completion.logprobs[0][2]
+    assert (first.rank, first.decoded_token) == (1, " brown")
+    assert first.logprob == pytest.approx(float(expected), abs=1e-6)
+    assert completion.cumulative_logprob == pytest.approx(2 * float(expected), abs=1e-6)
+    assert answer.prompt_logprobs[0] is None
+    assert [p[1].decoded_token for p in answer.prompt_logprobs[1:]] == [" quick"]
+
+
+def test_prompt_logprobs_of_a_preempted_prompt_are_not_doubled() -> None:
+    front = FakeFront(num_blocks=14)
+    front.fake.engine = front.front._engine = Engine(
+        front.fake.runner, front.fake.scheduler, front.fake.sampler, StepBudget(8, 8)
+    )
+    front.submit({"prompt_token_ids": [0] * 8}, max_tokens=40, ignore_eos=True)
+    name = front.submit({"prompt_token_ids": [0, 1, 2, 3] * 2}, max_tokens=40, prompt_logprobs=0, ignore_eos=True)
+    answer = front.drain()[name]
+    assert answer.metrics.num_preemptions > 0
+    assert [None, *(next(iter(p)) for p in answer.prompt_logprobs[1:])] == [None, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_bad_words_are_tokenised_with_and_without_a_space() -> None:
+    front = FakeFront()
+    front.submit(bad_words=["quick", " the lazy", "The"])
+    # "quick" alone is no piece, and "lazy" only with a space before it.
+    (request,) = front.requests()
+    assert (1,) in request.bad_words_token_ids
+    assert (6, 7) in request.bad_words_token_ids
+    assert (0,) in request.bad_words_token_ids
+    assert () not in request.bad_words_token_ids
+
+
+def test_a_tokenizer_without_incremental_decoding_serves_ids_only() -> None:
+    front = FakeFront(rust=False)
+    with pytest.raises(UnsupportedModelError, match="detokenize=False"):
+        front.submit()
+    assert not front.fake.engine.has_unfinished
+    completion = front.run(detokenize=False, max_tokens=2).outputs[0]
+    assert (completion.text, completion.token_ids) == ("", [1, 2])
+
+
+def test_aborting_ends_all_continuations_with_the_text_so_far() -> None:
+    front = FakeFront()
+    name, other = front.submit(n=2, stop="brownish", max_tokens=9), front.submit(max_tokens=4)
+    front.front.step()
+    front.front.step()
+    answer = front.front.abort(name)
+    assert answer is not None and answer.finished
+    assert [c.finish_reason for c in answer.outputs] == ["abort", "abort"]
+    assert [c.text for c in answer.outputs] == [" quick brown", " quick brown"], "what was held back is out"
+    assert answer.metrics.finished_time is not None
+    assert front.front.abort(name) is None
+    assert front.front.abort("unknown") is None
+    assert list(front.drain()) == [other]
+
+
+def test_aborting_what_has_partly_ended_leaves_that_part() -> None:
+    front = FakeFront()
+    name = front.submit(n=2, max_tokens=9)
+    front.front.step()
+    first = front.requests()[0]
+    front.fake.engine.stop(first, "x")
+    front.front._group_of[first.request_id].continuations[first.request_id].completion.finish_reason = "stop"
+    answer = front.front.abort(name)
+    assert [c.finish_reason for c in answer.outputs] == ["stop", "abort"]
+
+
+def test_aborting_everything() -> None:
+    front = FakeFront()
+    for n in (1, 3):
+        front.submit(n=n)
+    front.front.step()
+    front.front.abort_all()
+    assert front.drain() == {}
+
+
+def test_continuations_are_queued_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    front = FakeFront()
+    add = front.fake.engine.add
+
+    def refusing(request: Request) -> None:
+        if request.request_id.endswith("-2"):
+            raise CapacityError("full")
+        add(request)
+
+    monkeypatch.setattr(front.fake.engine, "add", refusing)
+    with pytest.raises(CapacityError, match="full"):
+        front.submit(n=4)
+    assert not front.fake.engine.has_unfinished
+    assert front.front._groups == front.front._group_of == {}
+
+
+def test_an_error_in_one_continuation_leaves_the_others() -> None:
+    front = FakeFront()
+
+    def fault(batch: Any) -> None:
+        if any(e.request.request_id.endswith("-1") and e.request.output_token_ids for e in batch.entries):
+            raise ValueError("no")
+
+    front.fake.runner.fault = fault
+    answer = front.run(n=3, max_tokens=4)
+    assert [c.finish_reason for c in answer.outputs] == ["length", "error", "length"]
+    assert [c.text for c in answer.outputs] == [" quick brown fox jumps", " quick", " quick brown fox jumps"]
+    assert isinstance(answer.error, EngineError)
+
+
+def test_times_are_in_order_and_counts_are_summed() -> None:
+    answer = FakeFront(num_blocks=13).run(n=3, max_tokens=40, ignore_eos=True)
+    metrics = answer.metrics
+    assert 1.0 == metrics.arrival_time < metrics.first_scheduled_time <= metrics.first_token_time
+    assert metrics.first_token_time < metrics.finished_time
+    assert metrics.num_preemptions > 0
+
+
+def test_cached_tokens_are_counted() -> None:
+    front = FakeFront()
+    prompt = {"prompt_token_ids": [0, 1, 2, 3, 4, 5]}
+    assert front.run(prompt).num_cached_tokens == 0
+    assert front.run(prompt).num_cached_tokens == 4
+
+
+def test_without_detokenisation_logprobs_carry_none() -> None:
+    answer = FakeFront().run("The quick", max_tokens=1, logprobs=0, prompt_logprobs=0, detokenize=False)
+    assert answer.outputs[0].logprobs[0][2].decoded_token is None
+    assert answer.prompt_logprobs[1][1].decoded_token is None
