@@ -27,7 +27,7 @@ format: setup
 	$(BIN)/ruff format .
 
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
