@@ -10,7 +10,7 @@ import pytest
 
 # Before anything imports torch or Transformers, and inherited by the processes that tests start.
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["OMP_NUM_THREADS"] = str(max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

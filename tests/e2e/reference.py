@@ -64,3 +64,5 @@ def check_idle(llm: LLM) -> None:
     assert engine.scheduler.pool.num_referenced == 0
     assert engine._sampler._states == {}
     assert front._groups == front._group_of == {}
+    if llm.model_impl == "original":
+        assert engine._runner._worker._current is None, "a generate of the model goes on"

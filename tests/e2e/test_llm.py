@@ -405,6 +405,28 @@ def test_threads_wait_for_their_turn(llm: LLM, expected: list[int]) -> None:
     assert found == [[expected] * 3] * 4
 
 
+def test_closing_from_another_thread_waits_for_the_answers(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, expected: list[int]
+) -> None:
+    llm = make_llm(kv_cache_memory_bytes=2**24)
+    step, started, may_go_on = llm._front.step, threading.Event(), threading.Event()
+
+    def slow() -> list[RequestOutput]:
+        started.set()
+        assert may_go_on.wait(60)
+        return step()
+
+    monkeypatch.setattr(llm._front, "step", slow)
+    closer = threading.Thread(target=lambda: (started.wait(60), llm.close()))
+    closer.start()
+    # Long enough for a close that does not wait to be through.
+    threading.Timer(0.3, may_go_on.set).start()
+    assert tokens_of(llm.generate(TEXT, GREEDY, use_tqdm=False)) == [expected]
+    closer.join(60)
+    with pytest.raises(EngineClosedError):
+        llm.generate(TEXT, GREEDY)
+
+
 # Chat
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from transfuse.cache.groups import CacheGroup, LayerSpec
+from transfuse.cache.memory import allocate_memory
 
 
 class KVCache:
@@ -35,11 +36,9 @@ class KVCache:
     ) -> None:
         key_page, value_page = _page_numbers(specs, block_size)
         depth = max((len(group.layers) for group in groups), default=0)
-        # Untouched memory is not committed by the system, and blocks are zeroed when they are handed out.
-        self._keys = torch.empty((depth, num_blocks, key_page), dtype=dtype)
-        self._values = torch.empty((depth, num_blocks, value_page), dtype=dtype)
-        self._keys[:, 0] = 0
-        self._values[:, 0] = 0
+        # All layers of a block lie side by side: few pages of memory are touched for each new block.
+        self._keys = _allocate((num_blocks, depth, key_page), dtype)
+        self._values = _allocate((num_blocks, depth, value_page), dtype)
         self.group_of_layer = [0] * len(specs)
         self.keys: list[torch.Tensor] = [self._keys] * len(specs)
         self.values: list[torch.Tensor] = [self._values] * len(specs)
@@ -47,8 +46,8 @@ class KVCache:
             for slot, layer in enumerate(group.layers):
                 spec = specs[layer]
                 self.group_of_layer[layer] = group.index
-                self.keys[layer] = _pages(self._keys[slot], spec.num_kv_heads, block_size, spec.head_dim)
-                self.values[layer] = _pages(self._values[slot], spec.num_kv_heads, block_size, spec.value_head_dim)
+                self.keys[layer] = _pages(self._keys[:, slot], spec.num_kv_heads, block_size, spec.head_dim)
+                self.values[layer] = _pages(self._values[:, slot], spec.num_kv_heads, block_size, spec.value_head_dim)
 
     @property
     def num_bytes(self) -> int:
@@ -59,8 +58,8 @@ class KVCache:
         """Clear blocks that were just handed out, so that nothing of an earlier request, NaN included, is read."""
         if blocks:
             index = torch.tensor(blocks)
-            self._keys.index_fill_(1, index, 0)
-            self._values.index_fill_(1, index, 0)
+            self._keys.index_fill_(0, index, 0)
+            self._values.index_fill_(0, index, 0)
 
 
 def block_bytes(specs: Sequence[LayerSpec], groups: Sequence[CacheGroup], block_size: int, dtype: torch.dtype) -> int:
@@ -82,6 +81,10 @@ def _page_numbers(specs: Sequence[LayerSpec], block_size: int) -> tuple[int, int
         unit = math.lcm(*dims)
         pages.append(-(-largest // unit) * unit * block_size)
     return pages[0], pages[1]
+
+
+def _allocate(shape: tuple[int, int, int], dtype: torch.dtype) -> torch.Tensor:
+    return allocate_memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 def _pages(storage: torch.Tensor, num_kv_heads: int, block_size: int, dim: int) -> torch.Tensor:

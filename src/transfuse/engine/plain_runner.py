@@ -23,20 +23,30 @@ from transfuse.layers.step_context import StepContext
 
 
 @dataclass(frozen=True, slots=True)
-class _ForwardArguments:
-    """How this model's forward names what it is handed."""
+class ForwardArguments:
+    """How a model's forward names what it is handed.
+
+    Attributes:
+        cache: its argument for the cache.
+        takes_logit_rows: whether it computes the logits of chosen rows only.
+    """
 
     cache: str
     takes_logit_rows: bool
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> _ForwardArguments:
-        names = _parameter_names(type(model))
+    def of(cls, model_class: type[PreTrainedModel]) -> ForwardArguments:
+        """Read them off the signature.
+
+        Raises:
+            UnsupportedModelError: the forward does not take what a ragged batch hands it.
+        """
+        names = _parameter_names(model_class)
         if "position_ids" not in names:
-            raise UnsupportedModelError(f"{type(model).__name__}.forward takes no position_ids")
+            raise UnsupportedModelError(f"{model_class.__name__}.forward takes no position_ids")
         cache = next((name for name in ("cache", "past_key_values") if name in names), None)
         if cache is None:
-            raise UnsupportedModelError(f"{type(model).__name__}.forward takes no cache")
+            raise UnsupportedModelError(f"{model_class.__name__}.forward takes no cache")
         return cls(cache, "logits_to_keep" in names)
 
 
@@ -68,7 +78,7 @@ class PlainRunner(ModelRunner):
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._arguments = _ForwardArguments.of(model)
+        self._arguments = ForwardArguments.of(type(model))
         self._kv: KVCache | None = None
         self._block_size = 0
         with ExitStack() as restore:

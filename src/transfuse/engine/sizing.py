@@ -84,7 +84,8 @@ def size_cache(
         log.warning("the cache holds requests of up to %d tokens; the model would take %d", fitting, length)
         length = fitting
     wanted = per_request(length) * max_num_seqs
-    explicit = config.num_blocks is not None or config.memory_bytes is not None
+    # A cache of the model's own has no blocks to fill memory with: they only count tokens.
+    explicit = config.num_blocks is not None or (config.memory_bytes is not None and bytes_per_block > 0)
     num_usable = num_usable if explicit else min(num_usable, wanted)
     num_tokens = num_usable * length // per_request(length)
     return CacheSize(length, num_usable + 1, (num_usable + 1) * bytes_per_block, num_tokens)

@@ -6,25 +6,20 @@ small random instance of the model is run both ways, once per source, config and
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
 import logging
-import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import transformers
 from transformers import GenerationConfig, PreTrainedModel
 
-import transfuse
 from transfuse.config import SchedulerConfig
-from transfuse.engine.plain_runner import PlainRunner
+from transfuse.engine.plain_runner import ForwardArguments, PlainRunner
 from transfuse.engine.request import Request
 from transfuse.engine.scheduler import Scheduler
+from transfuse.engine.verdicts import Verdict, keep_verdict, kept_verdict, verdict_path
 from transfuse.errors import UnsupportedModelError
 from transfuse.models.shrink import build_shrunk
 from transfuse.sampling_params import SamplingParams
@@ -32,7 +27,7 @@ from transfuse.sampling_params import SamplingParams
 log = logging.getLogger(__name__)
 
 # Raise when the check itself changes, so that old verdicts are not trusted.
-CHECK_VERSION = 1
+CHECK_VERSION = 2
 
 # Longer than the windows of a shrunk config, of unlike lengths, one of a single token.
 _PROMPT_LENGTHS = (23, 5, 1, 14)
@@ -42,21 +37,6 @@ _BLOCK_SIZE = 4
 _TOLERANCE = 1e-3
 # A loaded model may be in bfloat16, whose noise reaches single logits; their mean is compared instead.
 _TOLERANCE_LOW_PRECISION = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether `plain` may serve a model.
-
-    Attributes:
-        passed: whether it may.
-        reason: one sentence for the start-up table.
-        checked_on: `shrunk`, a small random float32 instance, or `loaded`, the model itself.
-    """
-
-    passed: bool
-    reason: str
-    checked_on: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,30 +55,32 @@ _SCENARIOS = (
 
 def check_model(model: PreTrainedModel, cache_dir: Path) -> Verdict:
     """The verdict on `model`'s source, config and versions: from `cache_dir`, or found now and kept there."""
-    path = cache_dir / "verdicts" / f"{_key(model)}.json"
-    if path.is_file():
-        try:
-            return Verdict(**json.loads(path.read_text()))
-        except (ValueError, TypeError) as error:
-            log.warning("ignoring the damaged verdict %s (%s)", path, error)
-    verdict = _check(model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{id(verdict)}.tmp")
-    temporary.write_text(json.dumps(asdict(verdict)))
-    temporary.replace(path)
+    path = verdict_path(model, cache_dir, CHECK_VERSION)
+    verdict = kept_verdict(path)
+    if verdict is None:
+        verdict = _check(model)
+        keep_verdict(path, verdict)
     return verdict
 
 
 def _check(model: PreTrainedModel) -> Verdict:
     try:
+        ForwardArguments.of(type(model))
+    except UnsupportedModelError as error:
+        return Verdict(False, str(error), "signature")
+    try:
         small = build_shrunk(type(model), model.config)
-        reference = [_original(small, prompt) for prompt in _prompts(small)]
+        reference = _reference(small)
+    except UnsupportedModelError as error:
+        return Verdict(False, str(error), "shrunk")
     except Exception as error:
         log.info("%s cannot be shrunk (%s); checking the loaded model", type(model).__name__, _where(error))
     else:
         return _compare(small, reference, "shrunk")
     try:
-        reference = [_original(model, prompt) for prompt in _prompts(model)]
+        reference = _reference(model)
+    except UnsupportedModelError as error:
+        return Verdict(False, str(error), "loaded")
     except Exception as error:
         return Verdict(False, f"the original cannot be run for comparison: {_where(error)}", "loaded")
     return _compare(model, reference, "loaded")
@@ -119,6 +101,23 @@ class _Reference:
     logits: torch.Tensor
 
 
+def _reference(model: PreTrainedModel) -> list[_Reference]:
+    """What the original gives.
+
+    Raises:
+        UnsupportedModelError: the model's own code rules out ragged batches, which shows sooner than numbers would.
+        Exception: the original cannot be run.
+    """
+    try:
+        PlainRunner(model).close()
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        # The comparison meets it again, unless the original fails too.
+        log.debug("the ragged forward of %s fails: %s", type(model).__name__, _where(error))
+    return [_original(model, prompt) for prompt in _prompts(model)]
+
+
 @torch.inference_mode()
 def _original(model: PreTrainedModel, prompt: list[int]) -> _Reference:
     result = model.generate(
@@ -128,6 +127,7 @@ def _original(model: PreTrainedModel, prompt: list[int]) -> _Reference:
             max_new_tokens=_NUM_NEW_TOKENS,
             min_new_tokens=_NUM_NEW_TOKENS,
             do_sample=False,
+            num_beams=1,
             output_logits=True,
             return_dict_in_generate=True,
             pad_token_id=0,
@@ -212,27 +212,3 @@ def _where(error: Exception) -> str:
     place = f" ({Path(outside[-1].filename).name}:{outside[-1].lineno})" if outside else ""
     message = str(error).strip().splitlines()[0][:200] if str(error).strip() else "no message"
     return f"{type(error).__name__}: {message}{place}"
-
-
-def _key(model: PreTrainedModel) -> str:
-    """Digest of everything the verdict depends on."""
-    digest = hashlib.sha256()
-    versions = (CHECK_VERSION, transfuse.__version__, torch.__version__, transformers.__version__)
-    digest.update(repr(versions).encode())
-    config = model.config.to_dict()
-    for name in ("_name_or_path", "transformers_version", "dtype", "architectures"):
-        config.pop(name, None)
-    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-    digest.update(type(model).__qualname__.encode())
-    for path in sorted({_source_file(type(module)) for module in model.modules()}):
-        digest.update(Path(path).read_bytes())
-    return digest.hexdigest()
-
-
-def _source_file(cls: type) -> str:
-    module = sys.modules.get(cls.__module__)
-    path = getattr(module, "__file__", None)
-    if path is None:
-        path = inspect.getsourcefile(cls)
-    assert path is not None, f"{cls} has no source"
-    return path

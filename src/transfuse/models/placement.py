@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from transfuse.cache.memory import allocate_memory
+
 _ALIGNMENT = 64  # bytes of a cache line, and of the widest vector register
 _TRIM_EVERY = 2**24  # bytes
 
@@ -27,11 +29,7 @@ def place_weights(module: torch.nn.Module) -> None:
     sizes = [-(-p.nbytes // _ALIGNMENT) * _ALIGNMENT for p in parameters]
     if not sum(sizes):
         return
-    memory = mmap.mmap(-1, sum(sizes))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    # The tensors keep the mapping alive, and it is unmapped with the last of them.
-    block = torch.frombuffer(memory, dtype=torch.uint8)
+    block = allocate_memory(sum(sizes))
     offset, trimmed, mapped = 0, 0, list(_mapped_weight_files())
     for parameter, size in zip(parameters, sizes, strict=True):
         place = block[offset : offset + parameter.nbytes].view(parameter.dtype).view(parameter.shape)

@@ -33,6 +33,12 @@ def make_requests(*, culprit_prompt: Sequence[int] = (30, 31, 32, 33, 34), **par
     ]
 
 
+def endless(request_id: str, prompt: Sequence[int], max_tokens: int) -> Request:
+    """Greedy, and ended by nothing but its length."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return make_request(request_id, prompt, max_tokens, params=params)
+
+
 def run_all(fake: FakeEngine, requests: Sequence[Request]) -> list[TokenOutput]:
     for request in requests:
         fake.engine.add(request)
@@ -241,7 +247,7 @@ def test_tokens_do_not_depend_on_preemption() -> None:
 
 
 def _in_chunk(fake: FakeEngine) -> Request:
-    request = make_request("long", [1] * 100, 4)
+    request = endless("long", [1] * 100, 4)
     fake.engine.add(request)
     fake.step()
     assert 0 < request.num_computed_tokens < 100
@@ -249,7 +255,7 @@ def _in_chunk(fake: FakeEngine) -> Request:
 
 
 def _waiting(fake: FakeEngine) -> Request:
-    request = make_request("new", [1] * 10, 4)
+    request = endless("new", [1] * 10, 4)
     fake.engine.add(request)
     return request
 
@@ -262,8 +268,8 @@ def _decoding(fake: FakeEngine) -> Request:
 
 
 def _preempted(fake: FakeEngine) -> Request:
-    fake.engine.add(make_request("first", [1] * 12, 30, params=SamplingParams(max_tokens=30, ignore_eos=True)))
-    request = make_request("second", [2] * 12, 30, params=SamplingParams(max_tokens=30, ignore_eos=True))
+    fake.engine.add(endless("first", [1] * 12, 30))
+    request = endless("second", [2] * 12, 30)
     fake.engine.add(request)
     while request.num_preemptions == 0:
         fake.step()
@@ -297,7 +303,7 @@ def test_aborting(state: Callable[[FakeEngine], Request], num_blocks: int) -> No
 
 
 def test_aborting_what_is_not_there_does_nothing() -> None:
-    fake, request = FakeEngine(), make_request("a", [1, 2], 2, params=SamplingParams(max_tokens=2, ignore_eos=True))
+    fake, request = FakeEngine(), endless("a", [1, 2], 2)
     run_all(fake, [request])
     fake.engine.abort("a")
     fake.engine.abort("never added")
@@ -305,7 +311,7 @@ def test_aborting_what_is_not_there_does_nothing() -> None:
 
 
 def test_a_stop_string_frees_the_blocks_at_once() -> None:
-    fake, request = FakeEngine(), make_request("a", [1, 2, 3, 4, 5], 10)
+    fake, request = FakeEngine(), endless("a", [1, 2, 3, 4, 5], 10)
     fake.engine.add(request)
     fake.step()
     assert fake.scheduler.pool.num_referenced > 0

@@ -13,6 +13,7 @@ from tokenizers import decoders, models
 
 from tests.unit.engine.fake_runner import VOCAB, FakeEngine, FakeRunner
 from tests.unit.engine.simulated_cache import EOS
+from transfuse.engine.batch import Batch
 from transfuse.engine.engine import Engine
 from transfuse.engine.front import Front, ModelLimits
 from transfuse.engine.request import Request
@@ -310,15 +311,21 @@ def test_aborting_ends_all_continuations_with_the_text_so_far() -> None:
     assert list(front.drain()) == [other]
 
 
-def test_aborting_what_has_partly_ended_leaves_that_part() -> None:
-    front = FakeFront()
-    name = front.submit(n=2, max_tokens=9)
-    front.front.step()
-    first = front.requests()[0]
-    front.fake.engine.stop(first, "x")
-    front.front._group_of[first.request_id].continuations[first.request_id].completion.finish_reason = "stop"
+def test_aborting_what_has_partly_ended_leaves_that_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    front, aborted = FakeFront(), []
+    front.fake.runner.fault = fail_second_continuation
+    name = front.submit(n=3, max_tokens=9)
+    while not front.front._groups[name].output.error:
+        front.front.step()
+    monkeypatch.setattr(front.fake.engine, "abort", aborted.append)
     answer = front.front.abort(name)
-    assert [c.finish_reason for c in answer.outputs] == ["stop", "abort"]
+    assert aborted == [f"{name}-0", f"{name}-2"]
+    assert answer.outputs[1].finish_reason == "error"
+
+
+def fail_second_continuation(batch: Batch) -> None:
+    if any(e.request.request_id.endswith("-1") and e.request.output_token_ids for e in batch.entries):
+        raise ValueError("no")
 
 
 def test_aborting_everything() -> None:
@@ -348,12 +355,7 @@ def test_continuations_are_queued_all_or_none(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_error_in_one_continuation_leaves_the_others() -> None:
     front = FakeFront()
-
-    def fault(batch: Any) -> None:
-        if any(e.request.request_id.endswith("-1") and e.request.output_token_ids for e in batch.entries):
-            raise ValueError("no")
-
-    front.fake.runner.fault = fault
+    front.fake.runner.fault = fail_second_continuation
     answer = front.run(n=3, max_tokens=4)
     assert [c.finish_reason for c in answer.outputs] == ["length", "error", "length"]
     assert [c.text for c in answer.outputs] == [" quick brown fox jumps", " quick", " quick brown fox jumps"]

@@ -1,0 +1,134 @@
+"""The cache that stores and reads pages: layers of unlike groups, each through its own tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from transfuse.cache.groups import LayerSpec, group_layers
+from transfuse.cache.kv_cache import KVCache
+from transfuse.layers.paged_cache import PagedCache
+from transfuse.layers.ragged_mask import RaggedMask
+from transfuse.layers.step_context import StepContext
+
+BLOCK_SIZE, HEADS = 4, 4
+SPECS = [LayerSpec("full", None, 2, 6, 3), LayerSpec("sliding", 3, 1, 6, 6)]
+
+
+@pytest.fixture
+def kv() -> KVCache:
+    groups = group_layers(SPECS)
+    kv = KVCache(SPECS, groups, num_blocks=8, block_size=BLOCK_SIZE, dtype=torch.float32)
+    kv.zero_blocks(range(8))
+    return kv
+
+
+def prompt_of_six(num_padding: int = 0) -> StepContext:
+    """One request: tokens 0-5 in blocks 3, 1 of the first group and 5, 6 of the second."""
+    tables = ([3, 1], [5, 6])
+    slots = tuple(torch.tensor([t[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(6)]) for t in tables)
+    return StepContext(
+        input_ids=torch.zeros(6 + num_padding, dtype=torch.int64),
+        positions=torch.arange(6 + num_padding),
+        num_tokens=6,
+        cu_seqlens_q=torch.tensor([0, 6], dtype=torch.int32),
+        seq_lens=torch.tensor([6], dtype=torch.int32),
+        block_table=tuple(torch.tensor([t], dtype=torch.int32) for t in tables),
+        slot_mapping=slots,
+        logit_rows=torch.zeros(4, dtype=torch.int64),
+    )
+
+
+def random_row(spec: LayerSpec, num_tokens: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    heads = spec.num_kv_heads
+    return torch.randn(1, heads, num_tokens, spec.head_dim), torch.randn(1, heads, num_tokens, spec.value_head_dim)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_layer_writes_to_the_slots_of_its_group(layer: int, kv: KVCache) -> None:
+    cache = PagedCache(kv, prompt_of_six(num_padding=2))
+    key, value = random_row(SPECS[layer], num_tokens=8)
+    assert cache.update(key, value, layer) == (key, value)
+    first, second = ((3, 1), (5, 6))[layer]
+    for pages, row in ((kv.keys[layer], key), (kv.values[layer], value)):
+        assert torch.equal(pages[first], row[0, :, :4])
+        assert torch.equal(pages[second][:, :2], row[0, :, 4:6])
+        assert pages[second][:, 2:].count_nonzero() == 0, "padding is not written"
+        rest = [block for block in range(8) if block not in (first, second)]
+        assert pages[rest].count_nonzero() == 0
+
+
+def formula(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention of one sequence, written out: query [T, heads, dim], key and value [1, kv_heads, T, dim]."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key[0].repeat_interleave(groups, 0), value[0].repeat_interleave(groups, 0)
+    scores = query.transpose(0, 1) @ key.transpose(1, 2) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    position = torch.arange(query.shape[0])
+    distance = position.unsqueeze(1) - position
+    visible = (distance >= 0) & (distance < (window or 1000))
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.view(-1, 1, 1).expand(-1, scores.shape[1], 1)), -1)
+    return (scores.softmax(-1)[..., : value.shape[1]] @ value).transpose(0, 1)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("softcap", [None, 0.5])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_attention_reads_what_was_written(layer: int, softcap: float | None, with_sinks: bool, kv: KVCache) -> None:
+    cache = PagedCache(kv, prompt_of_six(num_padding=1))
+    rows = [random_row(spec, num_tokens=7) for spec in SPECS]
+    for index, row in enumerate(rows):
+        cache.update(*row, index)
+    query = torch.randn(7, HEADS, 6)
+    sinks = torch.randn(HEADS) if with_sinks else None
+    window = SPECS[layer].window
+    found = cache.attend(
+        layer,
+        query,
+        RaggedMask(window),
+        scale=0.4,
+        softcap=softcap,
+        sinks=sinks,
+        value_head_dim=SPECS[layer].value_head_dim,
+    )
+    key, value = (row[:, :, :6] for row in rows[layer])
+    expected = formula(query[:6], key, value, scale=0.4, window=window, softcap=softcap, sinks=sinks)
+    torch.testing.assert_close(found[:6], expected)
+    assert found[6:].count_nonzero() == 0, "padding"
+
+
+def test_a_later_step_sees_the_earlier_one(kv: KVCache) -> None:
+    key, value = random_row(SPECS[0])
+    first = PagedCache(kv, prompt_of_six())
+    first.update(key, value, 0)
+    context = StepContext(
+        input_ids=torch.zeros(4, dtype=torch.int64),
+        positions=torch.tensor([6, 0, 0, 0]),
+        num_tokens=1,
+        cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32),
+        seq_lens=torch.tensor([7], dtype=torch.int32),
+        block_table=prompt_of_six().block_table,
+        slot_mapping=(torch.tensor([1 * BLOCK_SIZE + 2]), torch.tensor([6 * BLOCK_SIZE + 2])),
+        logit_rows=torch.zeros(4, dtype=torch.int64),
+    )
+    second = PagedCache(kv, context)
+    new_key, new_value = random_row(SPECS[0], num_tokens=4)
+    second.update(new_key, new_value, 0)
+    query = torch.randn(4, HEADS, 6)
+    found = second.attend(0, query, RaggedMask(), scale=0.4, softcap=None, sinks=None, value_head_dim=3)
+    key, value = torch.cat((key, new_key[:, :, :1]), 2), torch.cat((value, new_value[:, :, :1]), 2)
+    all_queries = torch.cat((torch.zeros(6, HEADS, 6), query[:1]))
+    expected = formula(all_queries, key, value, scale=0.4, window=None, softcap=None, sinks=None)
+    torch.testing.assert_close(found[0], expected[6])
