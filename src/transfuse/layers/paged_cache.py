@@ -11,6 +11,10 @@ from transfuse.layers.ragged_cache import RaggedCache
 from transfuse.layers.ragged_mask import RaggedMask
 from transfuse.layers.step_context import StepContext
 
+# Found once: a look-up by name, and by overload, is a good part of a small op's time.
+_write_kv = torch.ops.transfuse.write_kv.default
+_paged_attention = torch.ops.transfuse.paged_attention.default
+
 
 class PagedCache(RaggedCache):
     """Keys and values of one step go to their slots; attention reads the pages.
@@ -28,7 +32,7 @@ class PagedCache(RaggedCache):
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write the row's keys and values to the slots of the layer's group."""
         slots = self._context.slot_mapping[self._kv.group_of_layer[layer]]
-        torch.ops.transfuse.write_kv(key, value, self._kv.keys[layer], self._kv.values[layer], slots)
+        _write_kv(key, value, self._kv.keys[layer], self._kv.values[layer], slots)
 
     def attend(
         self,
@@ -43,7 +47,7 @@ class PagedCache(RaggedCache):
     ) -> torch.Tensor:
         """See `RaggedCache.attend`."""
         out = query.new_empty(*query.shape[:2], value_head_dim)
-        torch.ops.transfuse.paged_attention(
+        _paged_attention(
             query,
             self._kv.keys[layer],
             self._kv.values[layer],
