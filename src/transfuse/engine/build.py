@@ -151,13 +151,12 @@ def _assemble(
     engine = Engine(runner, scheduler, Sampler(), budget)
     limits = ModelLimits(size.max_model_len, vocab_size, frozenset(tokenizer.eos_token_ids))
     front = Front(engine, tokenizer, limits, config.seed)
-    parameters = {id(p): p.numel() for p in loaded.module.parameters()}
     summary = Summary(
         model=loaded.source.name,
         implementation=runner.implementation,
         reason=reason,
         dtype=str(loaded.module.dtype).removeprefix("torch."),
-        num_parameters=sum(parameters.values()),
+        num_parameters=sum(p.numel() for p in loaded.module.parameters()),
         weight_bytes=loaded.num_bytes,
         max_model_len=size.max_model_len,
         max_num_seqs=scheduler_config.max_num_seqs,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transfuse.engine.batch import Batch
 from transfuse.engine.logprobs import prompt_logprobs
 from transfuse.engine.request import Request
-from transfuse.engine.runner import ModelRunner, PromptLogits, StepLogits
+from transfuse.engine.runner import ModelRunner, PromptLogits
 from transfuse.engine.sampler import SampledToken, Sampler
 from transfuse.engine.scheduler import Scheduler
 from transfuse.engine.step_budget import StepBudget
@@ -100,28 +100,33 @@ class Engine:
             return []
         started = self._clock()
         try:
-            result = self._runner.run(batch)
-            sampled = self._sampler.sample(result.logits, result.sampling)
+            results = self._compute(batch)
         except Exception as error:
             return self._fail(batch, error)
         except BaseException:
             # The user interrupts and may go on afterwards: the step has not been.
             self._scheduler.rollback(batch)
             raise
-        outputs = self._take(batch, result, dict(zip(result.sampling, sampled, strict=True)))
+        outputs = self._commit(batch, results)
         self._budget.observe(batch.num_tokens, self._clock() - started)
         return outputs
 
-    def _take(self, batch: Batch, result: StepLogits, tokens: Mapping[Request, SampledToken]) -> list[TokenOutput]:
-        outputs = []
+    def _compute(self, batch: Batch) -> list[tuple[TokenOutput, TransfuseError | None]]:
+        """All that may fail or be interrupted; nothing but caches has changed when it does."""
+        result = self._runner.run(batch)
+        tokens = dict(zip(result.sampling, self._sampler.sample(result.logits, result.sampling), strict=True))
+        results = []
         for entry in batch.entries:
-            request = entry.request
-            token, prompt = tokens.get(request), result.prompts.get(request.request_id)
+            token, prompt = tokens.get(entry.request), result.prompts.get(entry.request.request_id)
             if token is not None or prompt is not None:
-                output, error = _output(request, token, prompt)
-                outputs.append(output)
-                if error is not None:
-                    self._scheduler.finish(request, "error", error=error)
+                results.append(_output(entry.request, token, prompt))
+        return results
+
+    def _commit(self, batch: Batch, results: Sequence[tuple[TokenOutput, TransfuseError | None]]) -> list[TokenOutput]:
+        outputs = [output for output, _ in results]
+        for output, error in results:
+            if error is not None:
+                self._scheduler.finish(output.request, "error", error=error)
         self._scheduler.update(batch, {o.request.request_id: o.token.token_id for o in outputs if o.token is not None})
         for output in outputs:
             if output.request.finish_reason is not None:

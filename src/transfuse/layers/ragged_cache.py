@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -33,7 +33,7 @@ class Unknown:
 UNKNOWN = Unknown()
 
 
-class RaggedCache(Cache):
+class RaggedCache(Cache, ABC):
     """Base of the caches for ragged batches: knows which cache layer a key belongs to, and refuses the rest of `Cache`.
 
     `update` returns the tensors it was given, and attention layers hand them to the attention function. Which cache
@@ -159,7 +159,7 @@ def _caller() -> str:
 
 # What Cache offers and a ragged batch cannot answer must raise, not return the base class's guess.
 for _name in dir(Cache):
-    if not _name.startswith("_") and not any(_name in vars(cls) for cls in (RaggedCache,)):
+    if not _name.startswith("_") and _name not in vars(RaggedCache):
         _member = getattr(Cache, _name)
         setattr(RaggedCache, _name, property(_refusing(_name)) if isinstance(_member, property) else _refusing(_name))
 RaggedCache.__len__ = _refusing("__len__")
