@@ -200,17 +200,21 @@ def test_parameters_that_only_the_sampler_can_refuse_end_their_request_alone() -
     assert all(received[name] == tokens for name, tokens in expected_tokens().items() if name != CULPRIT)
 
 
-@pytest.mark.parametrize("part", ["model", "sampler"])
+@pytest.mark.parametrize("part", ["model", "sampler", "prompt_logprobs"])
 def test_an_interrupt_takes_the_step_back(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, requests = FakeEngine(), make_requests()
+    wants_prompt = part == "prompt_logprobs"
+    fake, requests = FakeEngine(), make_requests(prompt_logprobs=0 if wants_prompt else None)
     for request in requests:
         fake.engine.add(request)
-    outputs = fake.step() + fake.step()
+    # Prompts are computed in the first step.
+    outputs = [] if wants_prompt else fake.step() + fake.step()
     with monkeypatch.context() as interrupted:
         if part == "model":
             interrupted.setattr(fake.runner, "fault", raise_after(2, KeyboardInterrupt()))
-        else:
+        elif part == "sampler":
             interrupted.setattr(fake.sampler, "sample", raise_interrupt)
+        else:
+            interrupted.setattr("transfuse.engine.engine.prompt_logprobs", raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             fake.step()
     fake.scheduler.check()
