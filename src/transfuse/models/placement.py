@@ -9,8 +9,6 @@ from pathlib import Path
 
 import torch
 
-from transfuse.cache.memory import allocate_memory
-
 _ALIGNMENT = 64  # bytes of a cache line, and of the widest vector register
 _TRIM_EVERY = 2**24  # bytes
 
@@ -29,7 +27,7 @@ def place_weights(module: torch.nn.Module) -> None:
     sizes = [-(-p.nbytes // _ALIGNMENT) * _ALIGNMENT for p in parameters]
     if not sum(sizes):
         return
-    block = allocate_memory(sum(sizes))
+    block = _allocate(sum(sizes))
     offset, trimmed, mapped = 0, 0, list(_mapped_weight_files())
     for parameter, size in zip(parameters, sizes, strict=True):
         place = block[offset : offset + parameter.nbytes].view(parameter.dtype).view(parameter.shape)
@@ -40,6 +38,16 @@ def place_weights(module: torch.nn.Module) -> None:
         if offset - trimmed > _TRIM_EVERY:
             _return_freed_memory()
             trimmed = offset
+
+
+def _allocate(num_bytes: int) -> torch.Tensor:
+    """Zeros u8 [num_bytes] in pages of 2 MiB, where the system has them."""
+    # Private: shared mappings, which are the default, get huge pages only where the system was set up for it.
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    # The tensor keeps the mapping alive, which is undone with the last view of it.
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _return_freed_memory() -> None:

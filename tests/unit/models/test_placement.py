@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from transfuse.models.placement import place_weights
+
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 class Net(torch.nn.Module):
@@ -37,6 +40,22 @@ def test_parameters_do_not_overlap() -> None:
     place_weights(net)
     net.odd.data.fill_(7.0)
     assert not (net.embed.weight == 7.0).any() and not (net.low.weight == 7.0).any()
+
+
+@pytest.mark.skipif(
+    not _HUGE_PAGES.exists() or "[never]" in _HUGE_PAGES.read_text(), reason="this system gives no huge pages"
+)
+def test_the_system_backs_them_with_huge_pages() -> None:
+    linear = torch.nn.Linear(2048, 4096, bias=False)
+    before = _huge_kib()
+    place_weights(linear)
+    assert _huge_kib() - before >= 2**14, "most of 32 MiB"
+
+
+def _huge_kib() -> int:
+    found = re.search(r"AnonHugePages:\s+(\d+)", Path("/proc/self/smaps_rollup").read_text())
+    assert found is not None
+    return int(found.group(1))
 
 
 def test_a_module_without_parameters_stays() -> None:
