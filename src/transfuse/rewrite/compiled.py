@@ -1,0 +1,68 @@
+"""Compiles a changed method so that it runs, and reads in a traceback, like one that was written so."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import hashlib
+import linecache
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from transfuse.rewrite.source import FUTURE_FLAGS, MethodSource
+from transfuse.rewrite.wrappers import wrapped_alike
+
+_ANNOTATIONS = 0x1000000  # CO_FUTURE_ANNOTATIONS
+
+
+@dataclass(frozen=True)
+class RewrittenMethod:
+    """A changed method.
+
+    Attributes:
+        function: runs in the globals of the original, beneath the same decorators.
+        text: its source, decorators left out.
+        file: the name under which tracebacks and debuggers find the source.
+    """
+
+    function: Callable[..., Any]
+    text: str
+    file: str
+
+
+def compile_method(source: MethodSource, tree: ast.FunctionDef) -> RewrittenMethod:
+    """A function from a changed definition.
+
+    The file name holds a digest of the source, so that it is the same in every run and in every process.
+    """
+    tree = copy.deepcopy(tree)
+    tree.decorator_list = []
+    text = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    original = source.function
+    file = f"<transfuse {original.__qualname__} {digest}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    function = _function(text, file, original)
+    return RewrittenMethod(wrapped_alike(source.method, function), text, file)
+
+
+def _function(text: str, file: str, original: FunctionType) -> FunctionType:
+    module = ast.parse(text, filename=file)
+    definition = module.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    # Defaults are the original's objects: some read names that only its class's body had. The places are all there.
+    arguments = definition.args
+    arguments.defaults = [ast.copy_location(ast.Constant(None), old) for old in arguments.defaults]
+    arguments.kw_defaults = [old and ast.copy_location(ast.Constant(None), old) for old in arguments.kw_defaults]
+    # Annotations stay text: nothing reads them, and some name what only a type checker imports.
+    flags = (original.__code__.co_flags & FUTURE_FLAGS) | _ANNOTATIONS
+    namespace: dict[str, Any] = {}
+    exec(compile(module, file, "exec", dont_inherit=True, flags=flags), original.__globals__, namespace)
+    function: FunctionType = namespace[definition.name]
+    function.__defaults__, function.__kwdefaults__ = original.__defaults__, original.__kwdefaults__
+    functools.update_wrapper(function, original)
+    del function.__wrapped__  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,117 @@
+"""Answers questions about the numbers of tensors that have none, so that a forward on `meta` goes on.
+
+A model that asks (whether any position is padding, which experts were chosen) takes one of several paths. The answer
+is one that some numbers would give, and the recording notes where it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx.experimental import _config
+
+# Loops over what was found run this often.
+_NUM_FOUND = 2
+
+_Question = Callable[..., Any]
+_NUMBERS: dict[_Question, type] = {
+    torch.Tensor.__bool__: bool,
+    torch.Tensor.is_nonzero: bool,
+    torch.is_nonzero: bool,
+    torch.Tensor.__contains__: bool,
+    torch.Tensor.__int__: int,
+    torch.Tensor.__index__: int,
+    torch.Tensor.__float__: float,
+}
+_COMPARISONS: frozenset[_Question] = frozenset({torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.allclose})
+_FINDERS: frozenset[_Question] = frozenset({torch.nonzero, torch.Tensor.nonzero, torch.argwhere, torch.Tensor.argwhere})
+_ITEMS: frozenset[_Question] = frozenset({torch.Tensor.item})
+_ALL: frozenset[_Question] = frozenset({torch.all, torch.Tensor.all, torch._is_all_true})
+_INDEXED: frozenset[_Question] = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
+_LISTS: frozenset[_Question] = frozenset({torch.Tensor.tolist})
+_SPLITS: frozenset[_Question] = frozenset({torch.split, torch.Tensor.split})
+_QUESTIONS = _NUMBERS.keys() | _COMPARISONS | _FINDERS | _ITEMS
+
+
+class Shares(list[int]):
+    """Numbers that a tensor was asked for as a list: how many of something fall to each."""
+
+    def of(self, total: int) -> list[int]:
+        """Shares of a known total, the first ones larger by one where it does not divide."""
+        return [total // len(self) + (index < total % len(self)) for index in range(len(self))]
+
+
+class Answers:
+    """What tensors on `meta` say when they are asked.
+
+    Checks hold (`all`, `equal`), other conditions do not, numbers are 1, and searches find two things.
+    """
+
+    def __init__(self) -> None:
+        # Results of `all`, kept so that their identities stay theirs.
+        self._checks: dict[int, torch.Tensor] = {}
+
+    def is_question(self, func: _Question, args: tuple[Any, ...]) -> bool:
+        """Whether the result of a call would be numbers that do not exist."""
+        if not args or not isinstance(args[0], torch.Tensor) or not args[0].is_meta:
+            return False
+        is_vector = args[0].ndim == 1 and not args[0].is_floating_point()
+        return func in _QUESTIONS or (func in _LISTS and is_vector)
+
+    def run(self, func: _Question, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call what is no question, with numbers for the tensors that are used as an index."""
+        if func in _INDEXED and isinstance(args[1], torch.Tensor | slice | tuple):
+            index = tuple(map(_index, args[1])) if isinstance(args[1], tuple) else _index(args[1])
+            args = (args[0], index, *args[2:])
+        if func in _SPLITS and len(args) > 1 and isinstance(args[1], Shares):
+            args = (args[0], args[1].of(args[0].shape[kwargs.get("dim", args[2] if len(args) > 2 else 0)]), *args[2:])
+        result = func(*args, **kwargs)
+        if func in _ALL and isinstance(result, torch.Tensor):
+            self._checks[id(result)] = result
+        return result
+
+    def answer(self, func: _Question, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What such a call is told."""
+        tensor = args[0]
+        if func in _COMPARISONS:
+            return True
+        if func in _FINDERS:
+            return self._found(func(*args, **kwargs))
+        if func in _LISTS:
+            return Shares([1] * tensor.numel())
+        kind = _NUMBERS.get(func) or _kind(tensor.dtype)
+        return id(tensor) in self._checks if kind is bool else kind(1)
+
+    def _found(self, result: Any) -> Any:
+        if isinstance(result, tuple):
+            return tuple(part[:_NUM_FOUND] for part in result)
+        return result[:_NUM_FOUND]
+
+
+def _index(value: Any) -> Any:
+    if isinstance(value, slice):
+        return slice(*(1 if _is_number(bound) else bound for bound in (value.start, value.stop, value.step)))
+    return 0 if _is_number(value) else value
+
+
+def _is_number(value: Any) -> bool:
+    is_scalar = isinstance(value, torch.Tensor) and value.is_meta and value.ndim == 0
+    return is_scalar and not value.is_floating_point() and value.dtype is not torch.bool
+
+
+def _kind(dtype: torch.dtype) -> type:
+    if dtype is torch.bool:
+        return bool
+    if dtype.is_complex:
+        return complex
+    return float if dtype.is_floating_point else int
+
+
+@contextmanager
+def finding_everything() -> Iterator[None]:
+    """Within it, masks on `meta` select every element, where torch would not say how many."""
+    with _config.patch(meta_nonzero_assume_all_nonzero=True):  # type: ignore[attr-defined]
+        yield
