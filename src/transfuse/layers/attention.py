@@ -27,11 +27,11 @@ _active: ContextVar[RaggedCache] = ContextVar("transfuse_active_cache")
 
 
 @contextmanager
-def attending_to(cache: RaggedCache) -> Iterator[None]:
+def attending_to(cache: RaggedCache) -> Iterator[RaggedCache]:
     """Within it, attention layers of ragged models read `cache`."""
     token = _active.set(cache)
     try:
-        yield
+        yield cache
     finally:
         _active.reset(token)
         cache.forget_keys()

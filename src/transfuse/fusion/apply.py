@@ -1,0 +1,275 @@
+"""Applies what the patterns found: one rewritten class for each kind of module, taken on by the modules of the kind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import fx, nn
+
+from transfuse.fusion.experts import declares_experts, fused_experts
+from transfuse.fusion.fused_class import fused_class
+from transfuse.fusion.fuser import Fuser, Match, Refusal
+from transfuse.fusion.fusers import FUSERS
+from transfuse.fusion.linears import linear_module, linear_of
+from transfuse.fusion.plan import LINEAR_FUSERS, Fusion, FusionPlan, Kept, KindPlan, Status
+from transfuse.fusion.sharding import styles_of
+from transfuse.rewrite.compiled import compile_method
+from transfuse.rewrite.edit import Edits
+from transfuse.rewrite.source import MethodSource, RewriteRefused, method_source
+from transfuse.trace.graph import ModelTrace, Trace
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class FusedKind:
+    """One kind of module, with the class that its modules become.
+
+    Attributes:
+        plan: what was done.
+        fused_class: with the rewritten forward; None where nothing was fused.
+        merged: names of parameters that share storage, within a module of the kind.
+        called: linear layers that its forward still calls as modules.
+    """
+
+    plan: KindPlan
+    fused_class: type[nn.Module] | None = None
+    merged: tuple[tuple[str, ...], ...] = ()
+    called: tuple[str, ...] = ()
+
+    def refused(self, reason: str) -> FusedKind:
+        """The same kind of module with its class left as it is."""
+        plan = self.plan
+        kept = (*plan.kept, *(Kept(fusion.fuser, reason) for fusion in plan.fusions))
+        return FusedKind(replace(plan, status="refused", fusions=(), kept=kept, source=None, original=None))
+
+
+@dataclass
+class Analysis:
+    """What can be done to a model, before it is.
+
+    Attributes:
+        plan: of the whole model.
+        kinds: of its modules.
+    """
+
+    plan: FusionPlan
+    kinds: list[FusedKind] = field(default_factory=list)
+
+    def without(self, refused: Mapping[str, str]) -> Analysis:
+        """The same, with modules of some classes left as they are.
+
+        Args:
+            refused: why, by the name of the class.
+        """
+        kinds = [
+            kind.refused(refused[kind.plan.module_class])
+            if kind.fused_class is not None and kind.plan.module_class in refused
+            else kind
+            for kind in self.kinds
+        ]
+        return Analysis(replace(self.plan, kinds=tuple(kind.plan for kind in kinds)), kinds)
+
+
+def analyse(model: ModelTrace, fusers: Sequence[Fuser] = FUSERS) -> Analysis:
+    """Find all patterns of a recorded model and write the classes that have them fused."""
+    kinds = _with_own_linears([_kind(trace, tuple(paths), model, fusers) for trace, paths in model.kinds()], model)
+    plan = FusionPlan(type(model.root).__name__, tuple(kind.plan for kind in kinds), model.error, layers=_layers(model))
+    return Analysis(plan, kinds)
+
+
+def _with_own_linears(kinds: list[FusedKind], model: ModelTrace) -> list[FusedKind]:
+    """Have linear layers that are still called as modules run the op by themselves, and leave the others alone."""
+    own = {path for kind in kinds if _is_own_linear(kind, model) for path in kind.plan.paths}
+    called = {
+        model.aliases.get(path, path)
+        for kind in kinds
+        for owner in kind.plan.paths
+        for path in (f"{owner}.{name}".lstrip(".") for name in kind.called)
+    }
+    found: list[FusedKind] = []
+    for kind in kinds:
+        if _is_own_linear(kind, model):
+            found += _divided(kind, called)
+            continue
+        first = kind.plan.paths[0]
+        running = [n for n in kind.called if model.aliases.get(p := f"{first}.{n}".lstrip("."), p) in own]
+        styles = styles_of(model.traces[first], model) if running else {}
+        fusions = tuple(
+            Fusion("linear", (name,), (), sharding={name: styles[name]}, details={"by_itself": True})
+            for name in running
+        )
+        # Where each runs the op by itself, it does not matter that its caller could not be rewritten.
+        is_done = len(running) == len(kind.called)
+        kept = tuple(reason for reason in kind.plan.kept if not (is_done and reason.fuser == "linear"))
+        status: Status = "partial" if kept else "fused"
+        fused = replace(kind.plan, fusions=(*kind.plan.fusions, *fusions), kept=kept, status=status)
+        plan = fused if fusions else kind.plan
+        found.append(replace(kind, plan=plan))
+    return found
+
+
+def _is_own_linear(kind: FusedKind, model: ModelTrace) -> bool:
+    return kind.fused_class is not None and linear_module(model.traces[kind.plan.paths[0]]) is not None
+
+
+def _divided(kind: FusedKind, called: set[str]) -> Iterator[FusedKind]:
+    """A kind of linear layer: those that are called by themselves, and those that their callers compute."""
+    inside = tuple(path for path in kind.plan.paths if path in called)
+    others = tuple(path for path in kind.plan.paths if path not in called)
+    if inside:
+        yield replace(kind, plan=replace(kind.plan, paths=inside))
+    if others:
+        plan = replace(kind.plan, paths=others, status="kept", fusions=(), kept=(), source=None, original=None)
+        yield FusedKind(plan)
+
+
+def _layers(model: ModelTrace) -> str:
+    """Path of the longest list of modules that ran and is not part of another list: the decoder layers."""
+    lists = {path: len(module) for path, module in model.root.named_modules() if isinstance(module, nn.ModuleList)}
+    outer = {
+        path: length
+        for path, length in lists.items()
+        if not any(path.startswith(f"{other}.") for other in lists)
+        and any(ran.startswith(f"{path}.") for ran in model.traces)
+    }
+    return max(outer, key=lambda path: outer[path], default="")
+
+
+def _kind(trace: Trace, paths: tuple[str, ...], model: ModelTrace, fusers: Sequence[Fuser]) -> FusedKind:
+    linears = [node for node in trace.graph.nodes if linear_of(node, trace, model) is not None]
+    code = trace.code
+    described: dict[str, Any] = {
+        "module_class": trace.module_class.__name__,
+        "file": code.co_filename if code else "",
+        "line": code.co_firstlineno if code else 0,
+        "paths": paths,
+        "num_linears": len(linears),
+    }
+    if declares_experts(trace, model):
+        return _experts_kind(trace, model, described)
+    if not trace.is_complete:
+        kept = (Kept("trace", trace.error or ""),)
+        plan = KindPlan(**described, status="refused" if linears else "kept", kept=kept)
+        return FusedKind(plan, called=tuple(str(node.target) for node in linears))
+    applied, refused, source = _applied(trace, model, fusers)
+    fused = {node for match in applied for node in match.nodes}
+    called = tuple(str(node.target) for node in linears if node not in fused)
+    if source is None or not applied:
+        status: Status = "refused" if refused else "kept"
+        return FusedKind(KindPlan(**described, status=status, kept=_kept(refused)), called=called)
+    return _rewritten(trace, source, applied, refused, described, called, styles_of(trace, model))
+
+
+def _experts_kind(trace: Trace, model: ModelTrace, described: dict[str, Any]) -> FusedKind:
+    try:
+        found = fused_experts(trace, model)
+    except RewriteRefused as error:
+        return FusedKind(KindPlan(**described, status="refused", kept=(Kept("experts", str(error)),)))
+    plan = KindPlan(**described, status="fused", fusions=(found.fusion,), source=found.source, original=found.original)
+    return FusedKind(plan, found.fused_class)
+
+
+def _applied(
+    trace: Trace, model: ModelTrace, fusers: Sequence[Fuser]
+) -> tuple[list[Match], list[Refusal], MethodSource | None]:
+    """Matches that share no node and can be applied one on top of the other, what was nearly one, and the source."""
+    applied: list[Match] = []
+    refused: list[Refusal] = []
+    taken: set[fx.Node] = set()
+    source: MethodSource | None = None
+    for fuser in fusers:
+        for found in fuser.find(trace, model):
+            if isinstance(found, Refusal):
+                refused.append(found)
+                continue
+            if found.nodes & taken:
+                continue
+            try:
+                source = source or _source(trace)
+                _edited(source, [*applied, found]).apply()
+            except RewriteRefused as error:
+                refused.append(Refusal(found.fuser, str(error)))
+            else:
+                applied.append(found)
+                taken |= found.nodes
+    return applied, refused, source
+
+
+def _source(trace: Trace) -> MethodSource:
+    source = method_source(trace.module_class.forward)
+    if source.function.__code__ is not trace.code:
+        raise RewriteRefused(f"the object has a forward of its own in the place of {source.where()}")
+    return source
+
+
+def _rewritten(
+    trace: Trace,
+    source: MethodSource,
+    applied: list[Match],
+    refused: list[Refusal],
+    described: dict[str, Any],
+    called: tuple[str, ...],
+    styles: Mapping[str, str],
+) -> FusedKind:
+    try:
+        method = compile_method(source, _edited(source, applied).apply())
+    except RewriteRefused as error:
+        refused += [Refusal(match.fuser, str(error)) for match in applied]
+        called += tuple(child for match in applied if match.fuser in LINEAR_FUSERS for child in match.children)
+        return FusedKind(KindPlan(**described, status="refused", kept=_kept(refused)), called=called)
+    cls = trace.module_class
+    attributes = {name: value for match in applied for name, value in match.attributes.items()}
+    plan = KindPlan(
+        **described,
+        status="partial" if refused else "fused",
+        fusions=tuple(
+            Fusion(m.fuser, m.children, m.kernels, m.merged, _styles(m, styles), dict(m.details)) for m in applied
+        ),
+        kept=_kept(refused),
+        source=method.text,
+        original=source.text,
+    )
+    merged = tuple(group for match in applied for group in match.merged)
+    return FusedKind(plan, fused_class(cls, method.function, attributes), merged, called)
+
+
+def _styles(match: Match, styles: Mapping[str, str]) -> dict[str, str]:
+    return {name: styles.get(name, style) for name, style in match.sharding.items()}
+
+
+def _edited(source: MethodSource, matches: Iterable[Match]) -> Edits:
+    edits = Edits(source)
+    for match in matches:
+        match.rewrite(edits)
+    return edits
+
+
+def _kept(refused: Iterable[Refusal]) -> tuple[Kept, ...]:
+    return tuple(Kept(r.fuser, r.reason, None if r.position is None else r.position.line) for r in refused)
+
+
+def install(module: nn.Module, analysis: Analysis) -> list[tuple[nn.Module, type[nn.Module]]]:
+    """Have a module's parts take on their fused classes.
+
+    Returns:
+        Each part with the class that it had, for `uninstall`.
+    """
+    before: list[tuple[nn.Module, type[nn.Module]]] = []
+    for kind in analysis.kinds:
+        if kind.fused_class is None:
+            continue
+        for path in kind.plan.paths:
+            part = module.get_submodule(path)
+            before.append((part, type(part)))
+            part.__class__ = kind.fused_class
+    return before
+
+
+def uninstall(before: Iterable[tuple[nn.Module, type[nn.Module]]]) -> None:
+    """Give parts back the classes that they had."""
+    for part, cls in before:
+        part.__class__ = cls
