@@ -23,6 +23,7 @@ if os.environ.get("CI"):
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much of the long comparisons to run."""
     parser.addoption("--num-prompts", type=int, default=4, help="prompts of the comparison on real weights")
+    parser.addoption("--long", action="store_true", help="the reliability tests at full length, some 40 minutes")
 
 
 @pytest.fixture(scope="session")
@@ -35,14 +36,15 @@ def num_prompts(request: pytest.FixtureRequest) -> int:
 def smollm2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct, fetched once into the user's cache, as a float32 folder that Transformers loads too."""
     from transfuse.config import default_cache_dir
+    from transfuse.models.gguf_tokenizer import gguf_tokenizer
     from transfuse.models.loader import load_model
     from transfuse.models.resolve import resolve_model
-    from transfuse.models.tokenizer import load_tokenizer
 
     source = resolve_model(None, cache_dir=default_cache_dir())
     folder = tmp_path_factory.mktemp("smollm2")
     load_model(source, dtype="float32", show_progress=False).module.save_pretrained(folder)
-    load_tokenizer(source).hf.save_pretrained(folder)
+    tokenizer, _ = gguf_tokenizer(source.path)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

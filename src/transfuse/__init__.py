@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from transfuse.errors import (
@@ -9,7 +10,9 @@ from transfuse.errors import (
     ConfigError,
     DownloadError,
     EngineClosedError,
+    EngineDeadError,
     EngineError,
+    EngineUnavailableError,
     ModelError,
     ModelNotFoundError,
     NonFiniteLogitsError,
@@ -25,18 +28,23 @@ from transfuse.outputs import CompletionOutput, Logprob, RequestMetrics, Request
 from transfuse.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from transfuse.async_llm import AsyncLLM
+    from transfuse.fusion.fuse import fuse, unfuse
     from transfuse.llm import LLM
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CapacityError",
     "CompletionOutput",
     "ConfigError",
     "DownloadError",
     "EngineClosedError",
+    "EngineDeadError",
     "EngineError",
+    "EngineUnavailableError",
     "Logprob",
     "ModelError",
     "ModelNotFoundError",
@@ -52,13 +60,22 @@ __all__ = [
     "UnsupportedModelError",
     "WeightsError",
     "__version__",
+    "fuse",
+    "unfuse",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Imports `LLM`, and with it torch and Transformers, when it is first asked for."""
-    if name == "LLM":
-        from transfuse.llm import LLM
+# What loads torch is imported when it is first asked for.
+_LAZY = {
+    "LLM": "transfuse.llm",
+    "AsyncLLM": "transfuse.async_llm",
+    "fuse": "transfuse.fusion.fuse",
+    "unfuse": "transfuse.fusion.fuse",
+}
 
-        return LLM
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name, and with it torch and Transformers (except for `AsyncLLM`), at its first use."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transfuse.errors import ConfigError
 
-MODEL_IMPLS = ("auto", "plain", "original")
+MODEL_IMPLS = ("auto", "fused", "plain", "original")
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 POLICIES = ("fcfs", "priority")
 
@@ -23,7 +23,7 @@ class ModelConfig:
     Attributes:
         model: folder, hub id or `.gguf` file; None for the default model.
         tokenizer: folder or hub id of another tokenizer; None for the model's own.
-        model_impl: `auto`, `plain` or `original`.
+        model_impl: `auto`, `fused`, `plain` or `original`.
         dtype: dtype of weights and activations; `auto` takes the checkpoint's.
         trust_remote_code: whether a folder's own Python code may run.
         revision: branch, tag or commit of a hub id.
@@ -142,12 +142,102 @@ class EngineConfig:
             _check_range("seed", self.seed, 0, 2**63 - 1)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchConfig:
+    """When the process that runs the model counts as frozen, and how often it may die.
+
+    Times are counted in ticks of the watcher itself, so that a machine that was suspended is not taken for a frozen
+    process.
+
+    Attributes:
+        tick_seconds: how often its progress is looked at.
+        unresponsive_seconds: without progress for this long, it is unresponsive: nothing new is sent to it.
+        kill_seconds: without progress for this long, it is killed and started again.
+        max_crashes: this many deaths within `crash_window_seconds` end the restarts.
+        crash_window_seconds: see `max_crashes`.
+    """
+
+    tick_seconds: float = 0.25
+    unresponsive_seconds: float = 5.0
+    kill_seconds: float = 20.0
+    max_crashes: int = 3
+    crash_window_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tick_seconds <= self.unresponsive_seconds <= self.kill_seconds:
+            raise ConfigError(
+                f"tick_seconds ({self.tick_seconds}), unresponsive_seconds ({self.unresponsive_seconds}) and "
+                f"kill_seconds ({self.kill_seconds}) have to be above 0 and in this order."
+            )
+        _check_range("max_crashes", self.max_crashes, 1, 1000)
+
+
+def engine_config(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    tokenizer: str | None = None,
+    model_impl: str = "auto",
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    max_num_seqs: int = 64,
+    max_num_batched_tokens: int = 2048,
+    block_size: int = 16,
+    kv_cache_memory_bytes: int | None = None,
+    num_kv_blocks: int | None = None,
+    enable_prefix_caching: bool = True,
+    enable_chunked_prefill: bool = True,
+    scheduling_policy: str = "fcfs",
+    trust_remote_code: bool = False,
+    trust_plan: bool = False,
+    revision: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    num_threads: int | None = None,
+    seed: int | None = None,
+) -> EngineConfig:
+    """The configuration that the keyword arguments of `LLM` and `AsyncLLM` stand for.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    return EngineConfig(
+        model=ModelConfig(
+            model=None if model is None else os.fspath(model),
+            tokenizer=tokenizer,
+            model_impl=MODEL_IMPL_ALIASES.get(model_impl, model_impl),
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            revision=revision,
+            cache_dir=default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser(),
+            trust_plan=trust_plan,
+        ),
+        cache=CacheConfig(
+            block_size=block_size,
+            memory_bytes=kv_cache_memory_bytes,
+            num_blocks=num_kv_blocks,
+            enable_prefix_caching=enable_prefix_caching,
+        ),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        policy=scheduling_policy,
+        enable_chunked_prefill=enable_chunked_prefill,
+        num_threads=num_threads,
+        seed=seed,
+    )
+
+
 def default_cache_dir() -> Path:
     """`$TRANSFUSE_CACHE_DIR`, else `$XDG_CACHE_HOME/transfuse`, else `~/.cache/transfuse`."""
     if given := os.environ.get("TRANSFUSE_CACHE_DIR"):
         return Path(given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "transfuse"
+
+
+def bare_environment() -> dict[str, str]:
+    """The variables that another Python needs to start as this one did, and the clock's zone: nothing secret."""
+    names = ("HOME", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "TZ")
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _check_range(name: str, value: object, low: int, high: int) -> None:

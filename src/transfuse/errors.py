@@ -14,6 +14,9 @@
     │   └── UnsupportedModelError   this implementation cannot run the model; the message says why
     └── EngineError
         ├── EngineClosedError       used after close()
+        ├── EngineDeadError         the process that runs the model died or froze; the request is lost
+        ├── EngineUnavailableError  that process is loading, unresponsive or given up: nothing can be sent to it now
+        ├── QueueFullError          all places are taken at this moment
         └── NonFiniteLogitsError    the model gave NaN or infinity for one request, which alone fails
 
 A message names what was wrong, where, the limit, and what to do. Invariants are asserted, not raised.
@@ -107,6 +110,26 @@ class EngineError(TransfuseError):
 
 class EngineClosedError(EngineError):
     """The engine was used after `close()`."""
+
+
+class QueueFullError(EngineError):
+    """All places, running and waiting, are taken at this moment.
+
+    Attributes:
+        retry_after: seconds after which trying again is worthwhile.
+    """
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineDeadError(EngineError):
+    """The process that runs the model died or froze; what it was computing is lost and may be sent again."""
+
+
+class EngineUnavailableError(EngineError):
+    """The process that runs the model takes no requests now; the message says why and whether it will."""
 
 
 class NonFiniteLogitsError(EngineError):

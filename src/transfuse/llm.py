@@ -9,20 +9,20 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from transfuse.config import MODEL_IMPL_ALIASES, CacheConfig, EngineConfig, ModelConfig, default_cache_dir
+from transfuse.config import engine_config
 from transfuse.errors import EngineClosedError, EngineError, RequestError
 from transfuse.models.resolve import resolve_model
 from transfuse.outputs import RequestOutput
 from transfuse.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from transfuse.engine.front import Prompt
-    from transfuse.models.tokenizer import Tokenizer
+    from transfuse.front.prompts import Prompt
+    from transfuse.fusion.plan import FusionPlan
+    from transfuse.text.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -33,7 +33,7 @@ class LLM:
     Args:
         model: folder, hub id or `.gguf` file; None fetches a small default model once.
         tokenizer: folder or hub id of another tokenizer than the model's own.
-        model_impl: `auto` takes the best implementation that the model admits; `plain` and `original` insist.
+        model_impl: `auto` takes the best implementation that is proved right; `fused`, `plain` and `original` insist.
         dtype: of weights and activations: `auto` (the checkpoint's), `bfloat16`, `float32`, `float16`.
         max_model_len: most tokens of a request, prompt and output; None takes the model's limit, or what fits.
         max_num_seqs: most requests in a step.
@@ -81,28 +81,24 @@ class LLM:
         seed: int | None = None,
         show_progress: bool = True,
     ) -> None:
-        config = EngineConfig(
-            model=ModelConfig(
-                model=None if model is None else os.fspath(model),
-                tokenizer=tokenizer,
-                model_impl=MODEL_IMPL_ALIASES.get(model_impl, model_impl),
-                dtype=dtype,
-                trust_remote_code=trust_remote_code,
-                revision=revision,
-                cache_dir=default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser(),
-                trust_plan=trust_plan,
-            ),
-            cache=CacheConfig(
-                block_size=block_size,
-                memory_bytes=kv_cache_memory_bytes,
-                num_blocks=num_kv_blocks,
-                enable_prefix_caching=enable_prefix_caching,
-            ),
+        config = engine_config(
+            model,
+            tokenizer=tokenizer,
+            model_impl=model_impl,
+            dtype=dtype,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            policy=scheduling_policy,
+            block_size=block_size,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            num_kv_blocks=num_kv_blocks,
+            enable_prefix_caching=enable_prefix_caching,
             enable_chunked_prefill=enable_chunked_prefill,
+            scheduling_policy=scheduling_policy,
+            trust_remote_code=trust_remote_code,
+            trust_plan=trust_plan,
+            revision=revision,
+            cache_dir=cache_dir,
             num_threads=num_threads,
             seed=seed,
         )
@@ -114,12 +110,13 @@ class LLM:
             trust_remote_code=trust_remote_code,
         )
         from transfuse.engine.build import build_engine
+        from transfuse.front.front import Front
 
         self._built = build_engine(config, source, show_progress=show_progress)
         # What exists now lives as long as the engine: looking through it for garbage would take 1% of every step.
         gc.collect()
         gc.freeze()
-        self._front = self._built.front
+        self._front = Front(self._built.core, self._built.tokenizer, self._built.limits, seed)
         self._closed = False
         # The engine is synchronous: other threads wait for their turn, and the thread whose turn it is must not wait
         # for itself.
@@ -128,13 +125,18 @@ class LLM:
 
     @property
     def model_impl(self) -> str:
-        """What runs: `plain` or `original`."""
+        """What runs: `fused`, `plain` or `original`."""
         return self._built.summary.implementation
 
     @property
     def model_impl_reason(self) -> str:
         """Why it runs this way."""
         return self._built.summary.reason
+
+    @property
+    def fusion_plan(self) -> FusionPlan | None:
+        """What was fused and what was not, and why; None where `model_impl` is not `fused`."""
+        return self._built.plan
 
     def summary(self) -> dict[str, Any]:
         """What a start-up table shows; see `transfuse.engine.build.Summary`."""
@@ -177,8 +179,8 @@ class LLM:
             tokenised = []
             for index, (prompt, one) in enumerate(zip(items, params, strict=True)):
                 with _naming_prompt(index, len(items)):
-                    tokenised.append(self._front.tokenise(prompt))
-                    self._front.check(tokenised[-1][1], one)
+                    tokenised.append(self._front.prompts.tokenise(prompt))
+                    self._front.prompts.check(tokenised[-1][1], one)
             return self._run(tokenised, params, priorities, use_tqdm)
 
     def chat(
@@ -224,17 +226,17 @@ class LLM:
             RequestError: the request can never be served.
         """
         with self._exclusive():
-            text, ids = self._front.tokenise(prompt)
-            request_id = self._front.submit(text, ids, _or_default(sampling_params), arrival_time=_now())
+            text, ids = self._front.prompts.tokenise(prompt)
+            answer = self._front.submit(text, ids, _or_default(sampling_params), arrival_time=_now())
             try:
                 finished = False
                 while not finished:
                     self._check_open()
-                    for output in self._front.step():
-                        finished = output.finished
-                        yield output
+                    outputs = self._step()
+                    finished = answer.finished  # closing ends it too, while it is yielded
+                    yield from outputs
             finally:
-                self._front.abort(request_id)
+                self._front.abort(answer.request_id)
 
     def stream_chat(
         self,
@@ -261,26 +263,27 @@ class LLM:
         priorities: Sequence[int],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        finished: dict[str, RequestOutput] = {}
-        arrival, ids = _now(), []
+        answers: list[RequestOutput] = []
+        arrival = _now()
         try:
             for index, (text, token_ids) in enumerate(tokenised):
                 with _naming_prompt(index, len(tokenised)):
-                    ids.append(
+                    answers.append(
                         self._front.submit(
                             text, token_ids, params[index], priority=priorities[index], arrival_time=arrival
                         )
                     )
-            with tqdm(total=len(ids), desc="Processed prompts", disable=not use_tqdm) as bar:
-                while len(finished) < len(ids):
-                    for output in self._front.step():
-                        if output.finished:
-                            finished[output.request_id] = output
-                            bar.update()
+            with tqdm(total=len(answers), desc="Processed prompts", disable=not use_tqdm) as bar:
+                while self._front.num_unfinished:
+                    bar.update(sum(output.finished for output in self._step()))
         finally:
             # Also where the caller interrupts: nothing of this call may run on in the next.
             self._front.abort_all()
-        return [finished[request_id] for request_id in ids]
+        return answers
+
+    def _step(self) -> list[RequestOutput]:
+        """One step of the engine; the answers that it changed."""
+        return self._front.take(self._built.core.step().updates)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -306,7 +309,7 @@ class LLM:
             if not self._closed:
                 self._closed = True
                 self._front.abort_all()
-                self._built.engine.close()
+                self._built.core.close()
                 gc.unfreeze()
 
     def __enter__(self) -> LLM:

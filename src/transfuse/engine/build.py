@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transfuse.config import EngineConfig, ModelConfig, SchedulerConfig
+from transfuse.config import EngineConfig, SchedulerConfig
+from transfuse.engine.choice import Choice, choose, is_analysed
+from transfuse.engine.core import EngineCore
 from transfuse.engine.engine import Engine
-from transfuse.engine.front import Front, ModelLimits
-from transfuse.engine.original_runner import OriginalRunner
-from transfuse.engine.plain_runner import PlainRunner
 from transfuse.engine.runner import ModelRunner
 from transfuse.engine.sampler import Sampler
 from transfuse.engine.scheduler import Scheduler
 from transfuse.engine.sizing import CacheSize, size_cache
 from transfuse.engine.step_budget import StepBudget
-from transfuse.engine.unseen import check_model
-from transfuse.errors import UnsupportedModelError
+from transfuse.fusion.plan import FusionPlan
+from transfuse.messages import ModelLimits
 from transfuse.models.loader import LoadedModel, load_model
 from transfuse.models.resolve import ModelSource
-from transfuse.models.tokenizer import Tokenizer, load_tokenizer
+from transfuse.models.tokenizer import load_tokenizer
+from transfuse.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Summary:
 
     Attributes:
         model: its name.
-        implementation: `plain` or `original`.
+        implementation: `fused`, `plain` or `original`.
         reason: why this implementation.
         dtype: of weights and activations.
         num_parameters: tied ones counted once.
@@ -54,6 +54,9 @@ class Summary:
         prefix_caching: whether requests share equal prefixes.
         num_threads: threads that compute.
         load_seconds: time to load the weights.
+        num_linears: linear layers that a forward calls; None where it is not fused.
+        num_fused_linears: of those, the ones that run in fused ops.
+        analysis_seconds: time to find out what can be fused.
     """
 
     model: str
@@ -70,16 +73,20 @@ class Summary:
     prefix_caching: bool
     num_threads: int
     load_seconds: float
+    num_linears: int | None
+    num_fused_linears: int | None
+    analysis_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
     """An engine ready to run, with what belongs to it."""
 
-    engine: Engine
-    front: Front
+    core: EngineCore
+    limits: ModelLimits
     tokenizer: Tokenizer
     summary: Summary
+    plan: FusionPlan | None
 
 
 def build_engine(config: EngineConfig, source: ModelSource, *, show_progress: bool) -> BuiltEngine:
@@ -97,40 +104,19 @@ def build_engine(config: EngineConfig, source: ModelSource, *, show_progress: bo
         dtype=model_config.dtype,
         trust_remote_code=model_config.trust_remote_code,
         show_progress=show_progress,
+        analyse=is_analysed(model_config),
     )
     tokenizer = load_tokenizer(source, model_config.tokenizer, model_config.trust_remote_code)
-    runner, reason = _choose_runner(loaded.module, model_config)
+    choice = choose(loaded.module, loaded.analysis, model_config)
     try:
-        return _assemble(config, loaded, tokenizer, runner, reason)
+        return _assemble(config, loaded, tokenizer, choice)
     except BaseException:
-        runner.close()
+        choice.runner.close()
         raise
 
 
-def _choose_runner(model: PreTrainedModel, config: ModelConfig) -> tuple[ModelRunner, str]:
-    """The best implementation that the model admits, or the one asked for, and why it is this one."""
-    if config.model_impl == "original":
-        return OriginalRunner(model), "asked for"
-    try:
-        if config.trust_plan:
-            return PlainRunner(model), "not checked against the original: trust_plan was given"
-        verdict = check_model(model, config.cache_dir)
-        if verdict.passed:
-            return PlainRunner(model), verdict.reason
-        refusal = verdict.reason
-    except UnsupportedModelError as error:
-        refusal = str(error)
-    if config.model_impl == "plain":
-        raise UnsupportedModelError(
-            f"model_impl='plain' cannot run {type(model).__name__}: {refusal}. Use 'auto' or 'original'."
-        )
-    return OriginalRunner(model), f"not plain, since {refusal}"
-
-
-def _assemble(
-    config: EngineConfig, loaded: LoadedModel, tokenizer: Tokenizer, runner: ModelRunner, reason: str
-) -> BuiltEngine:
-    cache = config.cache
+def _assemble(config: EngineConfig, loaded: LoadedModel, tokenizer: Tokenizer, choice: Choice) -> BuiltEngine:
+    cache, runner, plan = config.cache, choice.runner, choice.plan
     size = size_cache(
         cache,
         runner.groups,
@@ -149,12 +135,12 @@ def _assemble(
     floor = min(ceiling, max(scheduler_config.max_num_seqs, _MIN_BUDGET)) if runner.supports_chunks else ceiling
     budget = StepBudget(ceiling, floor)
     engine = Engine(runner, scheduler, Sampler(), budget)
-    limits = ModelLimits(size.max_model_len, vocab_size, frozenset(tokenizer.eos_token_ids))
-    front = Front(engine, tokenizer, limits, config.seed)
+    limits = ModelLimits(max_model_len=size.max_model_len, vocab_size=vocab_size)
+    core = EngineCore(engine, limits, frozenset(tokenizer.eos_token_ids))
     summary = Summary(
         model=loaded.source.name,
         implementation=runner.implementation,
-        reason=reason,
+        reason=choice.reason,
         dtype=str(loaded.module.dtype).removeprefix("torch."),
         num_parameters=sum(p.numel() for p in loaded.module.parameters()),
         weight_bytes=loaded.num_bytes,
@@ -166,9 +152,12 @@ def _assemble(
         prefix_caching=scheduler_config.enable_prefix_caching,
         num_threads=torch.get_num_threads(),
         load_seconds=loaded.load_seconds,
+        num_linears=None if plan is None else plan.num_linears,
+        num_fused_linears=None if plan is None else plan.num_fused_linears,
+        analysis_seconds=loaded.analysis_seconds,
     )
     log.info("%s", summary)
-    return BuiltEngine(engine, front, tokenizer, summary)
+    return BuiltEngine(core, limits, tokenizer, summary, plan)
 
 
 def _scheduler_config(config: EngineConfig, runner: ModelRunner, size: CacheSize) -> SchedulerConfig:

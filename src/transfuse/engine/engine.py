@@ -61,6 +61,7 @@ class Engine:
         self._sampler = sampler
         self._budget = budget
         self._clock = clock
+        self.num_steps = 0  # that were computed, failed ones among them
 
     @property
     def has_unfinished(self) -> bool:
@@ -71,6 +72,11 @@ class Engine:
     def scheduler(self) -> Scheduler:
         """The scheduler, for its numbers."""
         return self._scheduler
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The model."""
+        return self._runner
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -99,6 +105,7 @@ class Engine:
         if not batch.entries:
             return []
         started = self._clock()
+        self.num_steps += 1
         try:
             results = self._compute(batch)
         except Exception as error:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
@@ -14,52 +12,12 @@ from transfuse.cache.kv_cache import KVCache, block_bytes
 from transfuse.engine.runner import ModelRunner, PromptLogits, StepLogits
 from transfuse.engine.scheduler import Batch
 from transfuse.engine.step_inputs import MIN_ROWS, build_step_inputs
-from transfuse.errors import UnsupportedModelError
 from transfuse.layers.attention import attending_to, paged_attention_of
+from transfuse.layers.forward_arguments import ForwardArguments
 from transfuse.layers.layer_probe import LayerProbe
 from transfuse.layers.paged_cache import PagedCache
 from transfuse.layers.ragged_cache import RaggedCache
 from transfuse.layers.step_context import StepContext
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardArguments:
-    """How a model's forward names what it is handed.
-
-    Attributes:
-        cache: its argument for the cache.
-        takes_logit_rows: whether it computes the logits of chosen rows only.
-    """
-
-    cache: str
-    takes_logit_rows: bool
-
-    @classmethod
-    def of(cls, model_class: type[PreTrainedModel]) -> ForwardArguments:
-        """Read them off the signature.
-
-        Raises:
-            UnsupportedModelError: the forward does not take what a ragged batch hands it.
-        """
-        names = _parameter_names(model_class)
-        if "position_ids" not in names:
-            raise UnsupportedModelError(f"{model_class.__name__}.forward takes no position_ids")
-        cache = next((name for name in ("cache", "past_key_values") if name in names), None)
-        if cache is None:
-            raise UnsupportedModelError(f"{model_class.__name__}.forward takes no cache")
-        return cls(cache, "logits_to_keep" in names)
-
-
-def _parameter_names(model_class: type) -> set[str]:
-    """Arguments that a forward takes by name; one with `**kwargs` is taken to hand them to the class it overrides."""
-    names: set[str] = set()
-    for cls in model_class.__mro__:
-        if "forward" in vars(cls):
-            parameters = inspect.signature(vars(cls)["forward"]).parameters
-            names.update(parameters)
-            if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-                break
-    return names
 
 
 class PlainRunner(ModelRunner):

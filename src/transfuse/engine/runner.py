@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from transfuse.cache.groups import CacheGroup
 from transfuse.engine.request import Request
 from transfuse.engine.scheduler import Batch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class ModelRunner(ABC):
     """Owns a model's weights and caches on one device, and runs batches.
 
     Attributes:
-        implementation: `plain` or `original`.
+        implementation: `fused`, `plain` or `original`.
         groups: cache groups, for the scheduler.
         max_num_seqs: most requests that a batch may hold; None for no limit of its own.
         supports_chunks: whether a prompt may be computed over several steps, and its blocks be shared.
@@ -55,6 +59,23 @@ class ModelRunner(ABC):
     groups: tuple[CacheGroup, ...]
     max_num_seqs: int | None
     supports_chunks: bool
+    _model: PreTrainedModel
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The module that runs, for those who look on."""
+        return self._model
+
+    def before_each_layer(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called whenever a layer of the model begins to compute, for as long as the model lives."""
+
+        def hook(layer: torch.nn.Module, args: object) -> None:
+            callback()
+
+        for module in self._model.modules():
+            if isinstance(module, torch.nn.ModuleList):
+                for layer in module:
+                    layer.register_forward_pre_hook(hook)
 
     @abstractmethod
     def bytes_per_block(self, block_size: int) -> int:

@@ -58,6 +58,9 @@ class Scheduler:
         )
         self._queues = RequestQueues()
         self._num_added = 0
+        self.num_prefix_queries = 0  # prompt tokens looked up in the prefix cache
+        self.num_prefix_hits = 0  # those that were found
+        self.num_preemptions = 0
         self._in_flight: Batch | None = None
         self._published: list[int] = []  # blocks that the last step's batch computes and others may find
         self._paused_running = False
@@ -285,6 +288,8 @@ class Scheduler:
         if request.first_scheduled_time is None:
             request.first_scheduled_time = self._clock()
             request.num_cached_tokens = min(hit.num_tokens, request.num_prompt_tokens)
+            self.num_prefix_hits += request.num_cached_tokens
+            self.num_prefix_queries += request.num_prompt_tokens if self._config.enable_prefix_caching else 0
         self._publish(self._plan(request, num_tokens, step))
         return True
 
@@ -314,6 +319,7 @@ class Scheduler:
         step.drop(request)
         step.preempted.append(request)
         request.num_preemptions += 1
+        self.num_preemptions += 1
         self._take_blocks(request)
 
     def _take_blocks(self, request: Request) -> None:

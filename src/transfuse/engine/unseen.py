@@ -1,14 +1,14 @@
 """Checks code that was not seen before: does a model give the same logits in a ragged batch as on its own?
 
 A ragged row is right only if nothing but attention mixes its tokens, and nobody can read that off a class name. So a
-small random instance of the model is run both ways, once per source, config and versions, and the verdict kept.
+small random instance of the model is run both ways, once per source, config and versions, and the verdict kept. Where
+the model is to be fused, the instance is analysed and fused like the model, so that one comparison shows both.
 """
 
 from __future__ import annotations
 
 import logging
-import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,18 +16,22 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from transfuse.config import SchedulerConfig
-from transfuse.engine.plain_runner import ForwardArguments, PlainRunner
+from transfuse.engine.fused_runner import FusedRunner
+from transfuse.engine.plain_runner import PlainRunner
 from transfuse.engine.request import Request
 from transfuse.engine.scheduler import Scheduler
-from transfuse.engine.verdicts import Verdict, keep_verdict, kept_verdict, verdict_path
+from transfuse.engine.verdicts import Verdict, keep_verdict, kept_verdict, verdict_path, where
 from transfuse.errors import UnsupportedModelError
+from transfuse.fusion.analysis import analyse_model
+from transfuse.fusion.fingerprint import own_source
+from transfuse.layers.forward_arguments import ForwardArguments
 from transfuse.models.shrink import build_shrunk
 from transfuse.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
 # Raise when the check itself changes, so that old verdicts are not trusted.
-CHECK_VERSION = 2
+CHECK_VERSION = 3
 
 # Longer than the windows of a shrunk config, of unlike lengths, one of a single token.
 _PROMPT_LENGTHS = (23, 5, 1, 14)
@@ -53,17 +57,82 @@ _SCENARIOS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """A prompt, how the original continues it, and its logits [_NUM_NEW_TOKENS, V] for each new token."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logits: torch.Tensor
+
+
+_Compare = Callable[[PreTrainedModel, Sequence[_Reference], str], Verdict]
+
+
 def check_model(model: PreTrainedModel, cache_dir: Path) -> Verdict:
-    """The verdict on `model`'s source, config and versions: from `cache_dir`, or found now and kept there."""
-    path = verdict_path(model, cache_dir, CHECK_VERSION)
+    """Whether `plain` may serve `model`'s source, config and versions, from `cache_dir` or found now and kept there."""
+    return _kept_or_found(plain_verdict_path(model, cache_dir), lambda: _check(model))
+
+
+def check_fused(model: PreTrainedModel, cache_dir: Path) -> Verdict:
+    """Whether `fused` may serve it, and which of its modules have to stay as they are; see `check_model`."""
+    return _kept_or_found(fused_verdict_path(model, cache_dir), lambda: _check(model, _compare_fused))
+
+
+def plain_verdict_path(model: PreTrainedModel, cache_dir: Path) -> Path:
+    """Where the verdict of `check_model` is kept."""
+    return verdict_path(model, cache_dir, CHECK_VERSION)
+
+
+def fused_verdict_path(model: PreTrainedModel, cache_dir: Path) -> Path:
+    """Where the verdict of `check_fused` is kept."""
+    return verdict_path(model, cache_dir, CHECK_VERSION, "fused", own_source())
+
+
+def _kept_or_found(path: Path, find: Callable[[], Verdict]) -> Verdict:
     verdict = kept_verdict(path)
     if verdict is None:
-        verdict = _check(model)
+        verdict = find()
         keep_verdict(path, verdict)
     return verdict
 
 
-def _check(model: PreTrainedModel) -> Verdict:
+def _compare_plain(model: PreTrainedModel, reference: Sequence[_Reference], checked_on: str) -> Verdict:
+    return _compare(lambda: PlainRunner(model), reference, checked_on)
+
+
+def _compare_fused(model: PreTrainedModel, reference: Sequence[_Reference], checked_on: str) -> Verdict:
+    """Compare the model with all fused; where that is wrong, find the classes that may not be.
+
+    They are fused one by one, each on top of those that were right before.
+    """
+    whole = analyse_model(model)
+
+    def compare(refused: dict[str, str]) -> Verdict:
+        return _compare(lambda: FusedRunner(model, whole.without(refused)), reference, checked_on)
+
+    verdict = compare({})
+    if verdict.passed:
+        return verdict
+    plain = _compare_plain(model, reference, checked_on)
+    if not plain.passed:
+        return plain
+    names = list(dict.fromkeys(kind.plan.module_class for kind in whole.kinds if kind.fused_class is not None))
+    refused = dict.fromkeys(names, "not tried")
+    for name in names:
+        found = compare({other: reason for other, reason in refused.items() if other != name})
+        if found.passed:
+            del refused[name]
+        else:
+            refused[name] = found.reason
+    if len(refused) == len(names):
+        which = f" with any of {', '.join(names)} fused" if names else ""
+        return Verdict(False, f"{verdict.reason}{which}", checked_on, refused)
+    last = compare(refused)
+    return Verdict(last.passed, last.reason, checked_on, refused)
+
+
+def _check(model: PreTrainedModel, compare: _Compare = _compare_plain) -> Verdict:
     try:
         ForwardArguments.of(type(model))
     except UnsupportedModelError as error:
@@ -74,31 +143,22 @@ def _check(model: PreTrainedModel) -> Verdict:
     except UnsupportedModelError as error:
         return Verdict(False, str(error), "shrunk")
     except Exception as error:
-        log.info("%s cannot be shrunk (%s); checking the loaded model", type(model).__name__, _where(error))
+        log.info("%s cannot be shrunk (%s); checking the loaded model", type(model).__name__, where(error))
     else:
-        return _compare(small, reference, "shrunk")
+        return compare(small, reference, "shrunk")
     try:
         reference = _reference(model)
     except UnsupportedModelError as error:
         return Verdict(False, str(error), "loaded")
     except Exception as error:
-        return Verdict(False, f"the original cannot be run for comparison: {_where(error)}", "loaded")
-    return _compare(model, reference, "loaded")
+        return Verdict(False, f"the original cannot be run for comparison: {where(error)}", "loaded")
+    return compare(model, reference, "loaded")
 
 
 def _prompts(model: PreTrainedModel) -> list[list[int]]:
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in _PROMPT_LENGTHS]
-
-
-@dataclass(frozen=True, slots=True)
-class _Reference:
-    """A prompt, how the original continues it, and its logits [_NUM_NEW_TOKENS, V] for each new token."""
-
-    prompt: list[int]
-    tokens: list[int]
-    logits: torch.Tensor
 
 
 def _reference(model: PreTrainedModel) -> list[_Reference]:
@@ -114,7 +174,7 @@ def _reference(model: PreTrainedModel) -> list[_Reference]:
         raise
     except Exception as error:
         # The comparison meets it again, unless the original fails too.
-        log.debug("the ragged forward of %s fails: %s", type(model).__name__, _where(error))
+        log.debug("the ragged forward of %s fails: %s", type(model).__name__, where(error))
     return [_original(model, prompt) for prompt in _prompts(model)]
 
 
@@ -136,19 +196,19 @@ def _original(model: PreTrainedModel, prompt: list[int]) -> _Reference:
     return _Reference(prompt, result.sequences[0, len(prompt) :].tolist(), torch.cat(result.logits).float())
 
 
-def _compare(model: PreTrainedModel, reference: Sequence[_Reference], checked_on: str) -> Verdict:
+def _compare(make: Callable[[], PlainRunner], reference: Sequence[_Reference], checked_on: str) -> Verdict:
     on = "a shrunk instance" if checked_on == "shrunk" else "the loaded model (its config cannot be shrunk)"
     try:
         worst = 0.0
         for scenario in _SCENARIOS:
-            error = _error(ragged_logits(model, reference, scenario.max_num_seqs, scenario.token_budget), reference)
+            error = _error(ragged_logits(make(), reference, scenario.max_num_seqs, scenario.token_budget), reference)
             if not error <= 1.0:
                 return Verdict(False, f"logits of {on} differ when run {scenario.name}", checked_on)
             worst = max(worst, error)
     except UnsupportedModelError as error:
         return Verdict(False, str(error), checked_on)
     except Exception as error:
-        return Verdict(False, f"the ragged forward of {on} fails: {_where(error)}", checked_on)
+        return Verdict(False, f"the ragged forward of {on} fails: {where(error)}", checked_on)
     return Verdict(True, f"checked against the original on {on}: alone, packed and in chunks", checked_on)
 
 
@@ -163,10 +223,9 @@ def _error(found: Sequence[torch.Tensor], reference: Sequence[_Reference]) -> fl
 
 
 def ragged_logits(
-    model: PreTrainedModel, reference: Sequence[_Reference], max_num_seqs: int, token_budget: int
+    runner: PlainRunner, reference: Sequence[_Reference], max_num_seqs: int, token_budget: int
 ) -> list[torch.Tensor]:
-    """Logits [_NUM_NEW_TOKENS, V] of each prompt in ragged batches, fed the reference's tokens."""
-    runner = PlainRunner(model)
+    """Logits [_NUM_NEW_TOKENS, V] of each prompt in ragged batches, fed the reference's tokens; closes the runner."""
     try:
         num_blocks = 1 + sum(-(-(len(r.prompt) + len(r.tokens)) // _BLOCK_SIZE) for r in reference) * len(runner.groups)
         runner.allocate(num_blocks, _BLOCK_SIZE)
@@ -203,12 +262,3 @@ def _request(request_id: str, reference: _Reference) -> Request:
         max_tokens=len(reference.tokens),
         arrival_time=0.0,
     )
-
-
-def _where(error: Exception) -> str:
-    """Type, message and the last line of the model's own code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if "transfuse" not in Path(f.filename).parts and "torch" not in Path(f.filename).parts]
-    place = f" ({Path(outside[-1].filename).name}:{outside[-1].lineno})" if outside else ""
-    message = str(error).strip().splitlines()[0][:200] if str(error).strip() else "no message"
-    return f"{type(error).__name__}: {message}{place}"

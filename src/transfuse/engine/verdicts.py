@@ -2,59 +2,43 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import json
 import logging
-import sys
+import traceback
 import uuid
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-import transfuse
+from transfuse.fusion.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 
-# Settings that change neither what the code does nor what a shrunk instance looks like.
-_IRRELEVANT = ("_name_or_path", "transformers_version", "dtype", "architectures")
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether `plain` may serve a model.
+    """Whether an implementation may serve a model.
 
     Attributes:
         passed: whether it may.
         reason: one sentence for the start-up table.
         checked_on: `shrunk`, a small random float32 instance; `loaded`, the model itself; or `signature`, where the
             arguments of its forward rule it out.
+        refused: classes of modules that have to stay as they are for it, each with the reason; of `fused` only.
     """
 
     passed: bool
     reason: str
     checked_on: str
+    refused: dict[str, str] = field(default_factory=dict)
 
 
-def verdict_path(model: PreTrainedModel, cache_dir: Path, check_version: int) -> Path:
-    """Where the verdict on `model` is kept: its name is a digest of the source, config and versions."""
-    digest = hashlib.sha256()
-    versions = (check_version, transfuse.__version__, torch.__version__, version("transformers"))
-    digest.update(repr(versions).encode())
-    config = model.config.to_dict()
-    for name in _IRRELEVANT:
-        config.pop(name, None)
-    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-    digest.update(type(model).__qualname__.encode())
-    for path in sorted({_source_file(type(module)) for module in model.modules()}):
-        digest.update(Path(path).read_bytes())
-    return cache_dir / "verdicts" / f"{digest.hexdigest()}.json"
+def verdict_path(model: PreTrainedModel, cache_dir: Path, *more: object) -> Path:
+    """Where the verdict on `model` is kept: its name is a digest of the source, config, versions, and `more`."""
+    return cache_dir / "verdicts" / f"{fingerprint(model, *more)}.json"
 
 
 def kept_verdict(path: Path) -> Verdict | None:
@@ -64,7 +48,11 @@ def kept_verdict(path: Path) -> Verdict | None:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         verdict = Verdict(**fields)
-        if not isinstance(verdict.passed, bool) or not isinstance(verdict.reason, str):
+        if (
+            not isinstance(verdict.passed, bool)
+            or not isinstance(verdict.reason, str)
+            or not isinstance(verdict.refused, dict)
+        ):
             raise TypeError("fields of other types than a verdict's")
     except (ValueError, TypeError) as error:
         log.warning("ignoring the damaged verdict %s (%s)", path, error)
@@ -83,10 +71,10 @@ def keep_verdict(path: Path, verdict: Verdict) -> None:
         log.warning("the check of the model's code will run again next time: its verdict was not kept (%s)", error)
 
 
-def _source_file(cls: type) -> str:
-    module = sys.modules.get(cls.__module__)
-    path = getattr(module, "__file__", None)
-    if path is None:
-        path = inspect.getsourcefile(cls)
-    assert path is not None, f"{cls} has no source"
-    return path
+def where(error: Exception) -> str:
+    """Type, message and the last line of the model's own code of an error, for a reason."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if "transfuse" not in Path(f.filename).parts and "torch" not in Path(f.filename).parts]
+    place = f" ({Path(outside[-1].filename).name}:{outside[-1].lineno})" if outside else ""
+    message = str(error).strip().splitlines()[0][:200] if str(error).strip() else "no message"
+    return f"{type(error).__name__}: {message}{place}"

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from transfuse.errors import ModelError, UnsupportedModelError, WeightsError
+from transfuse.fusion.analysis import analyse_model
+from transfuse.fusion.apply import Analysis
+from transfuse.fusion.merging import merged_groups
 from transfuse.models.gguf import gguf_dtype, gguf_state_dict
 from transfuse.models.gguf_config import gguf_config
 from transfuse.models.gguf_reader import end_token_ids, read_gguf
@@ -36,8 +39,10 @@ class LoadedModel:
         config: its config.
         source: where it came from.
         generation_config: end tokens and sampling defaults of the checkpoint.
-        load_seconds: wall time of `load_model`.
+        load_seconds: wall time of `load_model`, less `analysis_seconds`.
         num_bytes: bytes of the weights, tied ones counted once.
+        analysis: what can be fused in it; None where nobody asked.
+        analysis_seconds: wall time that it took to find out.
     """
 
     module: PreTrainedModel
@@ -46,6 +51,8 @@ class LoadedModel:
     generation_config: GenerationConfig | None
     load_seconds: float
     num_bytes: int
+    analysis: Analysis | None
+    analysis_seconds: float
 
 
 def load_config(source: ModelSource, *, trust_remote_code: bool) -> PreTrainedConfig:
@@ -69,7 +76,8 @@ def _folder_config(source: ModelSource, trust_remote_code: bool) -> PreTrainedCo
     try:
         return AutoConfig.from_pretrained(source.path, trust_remote_code=trust_remote_code, local_files_only=True)
     except (ValueError, TypeError, KeyError, OSError, ImportError, StrictDataclassError) as error:
-        raise UnsupportedModelError(f"{source.path / 'config.json'} cannot be used: {_first_lines(error)}") from error
+        file = source.path if source.path.is_file() else source.path / "config.json"
+        raise UnsupportedModelError(f"{file} cannot be used: {_first_lines(error)}") from error
 
 
 def load_model(
@@ -79,6 +87,7 @@ def load_model(
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
     show_progress: bool = True,
+    analyse: bool = False,
 ) -> LoadedModel:
     """Builds the model on `meta` and streams its weights in; peak memory stays near the weights' own size.
 
@@ -88,6 +97,7 @@ def load_model(
         trust_remote_code: whether the folder's own Python code may run.
         attn_implementation: name in Transformers' attention registry; None leaves the choice to Transformers.
         show_progress: whether a progress bar goes to stderr.
+        analyse: whether to find out what can be fused, and put weights that are to be read as one together.
 
     Raises:
         WeightsError: tensors are missing, unexpected or misshapen, or a file is damaged.
@@ -105,14 +115,19 @@ def load_model(
             module, info = _load_folder(source, dtype, options, trust_remote_code)
     _check_loading_info(source, info)
     module.eval().requires_grad_(False)
-    place_weights(module)
+    before_analysis = time.perf_counter()
+    analysis = analyse_model(module) if analyse else None
+    analysis_seconds = time.perf_counter() - before_analysis
+    place_weights(module, () if analysis is None else merged_groups(module, analysis))
     return LoadedModel(
         module=module,
         config=module.config,
         source=source,
         generation_config=getattr(module, "generation_config", None),
-        load_seconds=time.perf_counter() - start,
+        load_seconds=time.perf_counter() - start - analysis_seconds,
         num_bytes=_weight_bytes(module),
+        analysis=analysis,
+        analysis_seconds=analysis_seconds,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ _ALIGNMENT = 64  # bytes of a cache line, and of the widest vector register
 _TRIM_EVERY = 2**24  # bytes
 
 
-def place_weights(module: torch.nn.Module) -> None:
+def place_weights(module: torch.nn.Module, groups: Iterable[Sequence[torch.nn.Parameter]] = ()) -> None:
     """Put all parameters into one block of aligned memory that the system may back with huge pages.
 
     Weights that Transformers maps from a safetensors file lie at odd addresses in pages of 4 KiB, of which the address
@@ -22,22 +22,44 @@ def place_weights(module: torch.nn.Module) -> None:
 
     Args:
         module: its parameters lie on the CPU.
+        groups: parameters of one dtype that lie one right after the other, to be read as one.
     """
-    parameters = list(module.parameters())
-    sizes = [-(-p.nbytes // _ALIGNMENT) * _ALIGNMENT for p in parameters]
-    if not sum(sizes):
+    pieces = list(_pieces(module, groups))
+    total = sum(map(_size, pieces))
+    if not total:
         return
-    block = _allocate(sum(sizes))
-    offset, trimmed, mapped = 0, 0, list(_mapped_weight_files())
-    for parameter, size in zip(parameters, sizes, strict=True):
-        place = block[offset : offset + parameter.nbytes].view(parameter.dtype).view(parameter.shape)
-        place.copy_(parameter.data)
-        _forget_pages(parameter.data, mapped)
-        parameter.data = place
-        offset += size
-        if offset - trimmed > _TRIM_EVERY:
+    block = _allocate(total)
+    start, trimmed, mapped = 0, 0, list(_mapped_weight_files())
+    for piece in pieces:
+        offset = start
+        for parameter in piece:
+            place = block[offset : offset + parameter.nbytes].view(parameter.dtype).view(parameter.shape)
+            place.copy_(parameter.data)
+            _forget_pages(parameter.data, mapped)
+            parameter.data = place
+            offset += parameter.nbytes
+        start += _size(piece)
+        if start - trimmed > _TRIM_EVERY:
             _return_freed_memory()
-            trimmed = offset
+            trimmed = start
+
+
+def _pieces(
+    module: torch.nn.Module, groups: Iterable[Sequence[torch.nn.Parameter]]
+) -> Iterator[list[torch.nn.Parameter]]:
+    """All parameters, each once: those of a group together, others alone."""
+    whole = {id(parameter): group for group in groups for parameter in group}
+    placed: set[int] = set()
+    for parameter in module.parameters():
+        piece = [one for one in whole.get(id(parameter), (parameter,)) if id(one) not in placed]
+        placed.update(map(id, piece))
+        if piece:
+            yield piece
+
+
+def _size(piece: Sequence[torch.nn.Parameter]) -> int:
+    """Bytes that parameters take one right after the other, up to the next aligned address."""
+    return -(-sum(parameter.nbytes for parameter in piece) // _ALIGNMENT) * _ALIGNMENT
 
 
 def _allocate(num_bytes: int) -> torch.Tensor:

@@ -42,6 +42,7 @@ def resolve_model(
     cache_dir: Path,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    weights: bool = True,
 ) -> ModelSource:
     """Finds a model, fetching it where needed, and refuses what must not be loaded; nothing of it is run.
 
@@ -50,6 +51,8 @@ def resolve_model(
         cache_dir: where the default model is kept. Hub models go to the hub's own cache, which other tools share.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: whether Python files may be fetched and later run.
+        weights: whether they are needed. Without them a folder with a config is a model too, and so is a `.json` file
+            by itself; of a hub id only small files are fetched.
 
     Raises:
         ModelNotFoundError: nothing has this name.
@@ -60,12 +63,15 @@ def resolve_model(
     if model is None:
         return ModelSource("gguf", fetch_default_model(cache_dir), DEFAULT_MODEL_NAME)
     path = Path(model).expanduser()
+    if path.is_file() and path.suffix.lower() == ".json" and not weights:
+        check_remote_code(path, trust_remote_code=trust_remote_code)
+        return ModelSource("folder", path, path.resolve().parent.name if path.name == "config.json" else path.stem)
     if path.is_file():
         return _from_file(path)
     if path.is_dir():
-        return _from_folder(path, path.resolve().name, trust_remote_code)
-    patterns = [*_MODEL_PATTERNS, "*.py"] if trust_remote_code else _MODEL_PATTERNS
-    return _from_folder(_fetch(str(model), revision, patterns), str(model), trust_remote_code)
+        return _from_folder(path, path.resolve().name, trust_remote_code, weights)
+    patterns = [*(_MODEL_PATTERNS if weights else _TOKENIZER_PATTERNS), *(["*.py"] if trust_remote_code else [])]
+    return _from_folder(_fetch(str(model), revision, patterns), str(model), trust_remote_code, weights)
 
 
 def resolve_tokenizer(tokenizer: str, *, trust_remote_code: bool = False) -> Path:
@@ -84,7 +90,7 @@ def resolve_tokenizer(tokenizer: str, *, trust_remote_code: bool = False) -> Pat
 
 
 def check_remote_code(folder: Path, *, trust_remote_code: bool) -> None:
-    """Refuses a folder whose JSON files name code to run, at any depth.
+    """Refuses a folder whose JSON files, or a file which, name code to run, at any depth.
 
     Raises:
         RemoteCodeError: such an entry exists and `trust_remote_code` is false.
@@ -92,7 +98,7 @@ def check_remote_code(folder: Path, *, trust_remote_code: bool) -> None:
     """
     if trust_remote_code:
         return
-    for path in sorted(folder.glob("*config.json")):
+    for path in [folder] if folder.is_file() else sorted(folder.glob("*config.json")):
         for where, value in _entries(_read_json(path)):
             key = where.rsplit(".", 1)[-1]
             names_kernels = key.endswith(_IMPLEMENTATION_KEYS) and "/" in json.dumps(value)
@@ -112,13 +118,13 @@ def _from_file(path: Path) -> ModelSource:
     return ModelSource("gguf", path, path.stem)
 
 
-def _from_folder(folder: Path, name: str, trust_remote_code: bool) -> ModelSource:
+def _from_folder(folder: Path, name: str, trust_remote_code: bool, weights: bool) -> ModelSource:
     if not (folder / "config.json").is_file():
         return _only_gguf(folder)
     if (folder / "adapter_config.json").exists():
         raise ModelError(f"{folder} holds an adapter (adapter_config.json). Give the base model, or merge the two.")
     check_remote_code(folder, trust_remote_code=trust_remote_code)
-    if any(folder.glob("*.safetensors")):
+    if not weights or any(folder.glob("*.safetensors")):
         return ModelSource("folder", folder, name)
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
     if pickled:

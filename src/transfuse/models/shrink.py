@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -56,6 +57,8 @@ _WINDOWS = ("sliding_window", "attention_chunk_size", "sliding_window_size")
 _VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input")
 # Dense layers in front of sparse ones.
 _LEADING = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+# What modules call the number that keeps them from dividing by zero.
+_EPS = ("eps", "epsilon", "variance_epsilon", "norm_eps", "layer_norm_eps", "rms_norm_eps")
 # Every so many layers one is of another kind, where no list says which.
 _PERIOD = re.compile(r"period|interval|_step$|_freq$|every|pattern")
 
@@ -211,6 +214,16 @@ def _shrink_vocabulary(config: PreTrainedConfig) -> None:
             setattr(config, name, [min(v, vocab_size - 1) for v in value])
 
 
+def enlarge_eps(model: PreTrainedModel) -> None:
+    """Make what norms add before they divide so large that the logits show it, and keep different ones apart."""
+    for module in model.modules():
+        for name in _EPS:
+            value = getattr(module, name, None)
+            if isinstance(value, float) and 0.0 < value < 1e-2:
+                # 0.05 for 1e-5, 0.06 for 1e-6.
+                setattr(module, name, -math.log10(value) / 100)
+
+
 @torch.no_grad()
 def randomise(model: PreTrainedModel, seed: int = 0) -> None:
     """Draw weights under which a fault anywhere moves the logits.
@@ -249,5 +262,6 @@ def build_shrunk(model_class: type[PreTrainedModel], config: PreTrainedConfig, s
         torch.manual_seed(seed)
         model = model_class._from_config(small, dtype=torch.float32)
     model.eval()
+    enlarge_eps(model)
     randomise(model, seed)
     return model

@@ -1,4 +1,4 @@
-"""One tokenizer interface over what Transformers loads from a folder and what a GGUF file describes."""
+"""Reads the tokenizer of a folder, as Transformers loads it, or of a GGUF file, into data that needs neither."""
 
 from __future__ import annotations
 
@@ -8,96 +8,136 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfuse.errors import ModelError, PromptError, UnsupportedModelError
+from transfuse.messages import TokenizerSpec
 from transfuse.models.resolve import ModelSource, check_remote_code, resolve_tokenizer
+from transfuse.text.chat_template import ChatTemplates
+from transfuse.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
     from transformers import PreTrainedTokenizerBase
 
+# What of a class decides on ids, on texts, and on both; one that has its own is Python code.
+_ENCODING = ("encode", "_encode_plus", "_convert_encoding", "apply_chat_template")
+_DECODING = ("decode", "_decode")
+# These differ only in options that are not used here, and in Code Llama's shorthand `<FILL_ME>`; its infilling tokens
+# can be written out.
+_SAME_AS_DATA = ("CodeGenTokenizer", "CodeLlamaTokenizer")
 
-class Tokenizer:
-    """Text to token ids and back.
 
-    Attributes:
-        hf: the Transformers tokenizer underneath.
-        eos_token_ids: ids that end a generation, as the checkpoint says.
-    """
+class PythonTokenizer(Tokenizer):
+    """A tokenizer that is Python code of Transformers or of the checkpoint; it cannot leave this process."""
 
     def __init__(self, hf: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]) -> None:
-        self.hf = hf
+        self._hf = hf
+        self.templates = ChatTemplates(_templates(hf), hf.special_tokens_map)
         self.eos_token_ids = tuple(eos_token_ids)
 
     @property
+    def spec(self) -> TokenizerSpec:
+        """See `Tokenizer.spec`.
+
+        Raises:
+            UnsupportedModelError: always.
+        """
+        raise UnsupportedModelError(
+            f"This model's tokenizer, {type(self._hf).__name__}, is Python code, which cannot be served. Name one that "
+            "has a tokenizer.json with --tokenizer, or use LLM in your own process."
+        )
+
+    @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included; the model's own vocabulary may be padded beyond it."""
-        return len(self.hf)
+        """See `Tokenizer.vocab_size`."""
+        return len(self._hf)
 
     @property
     def backend(self) -> tokenizers.Tokenizer | None:
-        """The Rust tokenizer, for incremental decoding; None where the tokenizer is Python code."""
-        return getattr(self.hf, "backend_tokenizer", None)
-
-    @property
-    def chat_template(self) -> str | None:
-        """The Jinja source of the default chat template, or None."""
-        template: Any = self.hf.chat_template
-        if isinstance(template, dict):
-            template = template.get("default")
-        return None if template is None else str(template)
+        """See `Tokenizer.backend`."""
+        return None if _has_own(self._hf, _DECODING) else _rust(self._hf)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`.
-
-        Raises:
-            PromptError: the text is no valid Unicode.
-        """
+        """See `Tokenizer.encode`."""
         try:
-            return list(self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+            return list(self._hf.encode(text, add_special_tokens=add_special_tokens, verbose=False))
         except (UnicodeEncodeError, TypeError) as error:
             raise PromptError(f"The prompt cannot be tokenised: {error}. Send text without lone surrogates.") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`, spaces exactly as the tokens have them."""
-        text = self.hf.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        """See `Tokenizer.decode`."""
+        text = self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         return str(text)
-
-    def convert_ids_to_token_text(self, token_id: int) -> str:
-        """Text of one token as it stands within a text, for logprobs; part of a character gives U+FFFD."""
-        text = self.decode([token_id], skip_special_tokens=False)
-        piece = self.hf.convert_ids_to_tokens(token_id)
-        # SentencePiece decoders drop the space before the first token of a text.
-        return f" {text}" if isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" ") else text
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
     ) -> list[int]:
-        """Token ids of a conversation, laid out by the model's chat template.
-
-        Args:
-            messages: `role`, `content` and whatever else the template reads.
-            add_generation_prompt: whether the ids end where the assistant's answer starts.
-            **kwargs: variables of the template, such as `tools`, `chat_template` or `enable_thinking`.
-
-        Raises:
-            PromptError: there is no template, or it refuses the messages.
-        """
-        if self.hf.chat_template is None and kwargs.get("chat_template") is None:
-            raise PromptError(
-                "The model has no chat template, so messages cannot be laid out. Send a plain prompt to the "
-                "completions API, or start with --chat-template."
-            )
+        """See `Tokenizer.apply_chat_template`; the checkpoint's code may lay a conversation out without a template."""
+        if not _has_own(self._hf, ("apply_chat_template",)):
+            return super().apply_chat_template(messages, add_generation_prompt, **kwargs)
         try:
-            text = self.hf.apply_chat_template(
+            text = self._hf.apply_chat_template(
                 [dict(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
                 **kwargs,
             )
         except Exception as error:
-            # A template is a program of the checkpoint's author and may raise anything; what it raised is the reason.
-            raise PromptError(f"The chat template refused the messages: {type(error).__name__}: {error}") from error
-        # The template writes its own special tokens, the beginning-of-text one included.
+            # The checkpoint's code may raise anything; what it raised is the reason.
+            raise PromptError(f"The tokenizer refused the messages: {type(error).__name__}: {error}") from error
         return self.encode(str(text), add_special_tokens=False)
+
+    def _piece(self, token_id: int) -> str | None:
+        piece: str | None = self._hf.convert_ids_to_tokens(token_id)
+        return piece
+
+
+def from_transformers(hf: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]) -> Tokenizer:
+    """The same tokenizer, out of Transformers' hands where it is not Python code."""
+    backend = _as_data(hf)
+    if backend is None:
+        return PythonTokenizer(hf, eos_token_ids)
+    return Tokenizer(
+        TokenizerSpec(
+            backend=backend,
+            chat_templates=_templates(hf),
+            special_tokens=hf.special_tokens_map,
+            eos_token_ids=tuple(eos_token_ids),
+            split_special_tokens=bool(hf.split_special_tokens),
+        )
+    )
+
+
+def _as_data(hf: PreTrainedTokenizerBase) -> str | None:
+    """JSON of the tokenizer that `hf` hands all its work to; None where it does some of it in Python."""
+    backend = _rust(hf)
+    if backend is None or _has_own(hf, _ENCODING + _DECODING):
+        return None
+    try:
+        return backend.to_str()
+    except Exception as error:  # The library has no type of its own for it.
+        if "Custom" not in str(error):
+            raise
+        return None  # parts of it, such as RoFormer's splitting into words, are Python code
+
+
+def _rust(hf: PreTrainedTokenizerBase) -> tokenizers.Tokenizer | None:
+    return getattr(hf, "backend_tokenizer", None)
+
+
+def _has_own(hf: PreTrainedTokenizerBase, methods: Sequence[str]) -> bool:
+    """Whether the class of `hf` has its own code for any of `methods`."""
+    from transformers import PreTrainedTokenizerFast
+
+    cls = type(hf)
+    if cls.__module__.startswith("transformers.") and cls.__name__ in _SAME_AS_DATA:
+        return False
+    return any(getattr(cls, name, None) is not getattr(PreTrainedTokenizerFast, name, None) for name in methods)
+
+
+def _templates(hf: PreTrainedTokenizerBase) -> dict[str, str]:
+    template: Any = hf.chat_template
+    if template is None:
+        return {}
+    return {str(k): str(v) for k, v in template.items()} if isinstance(template, dict) else {"default": str(template)}
 
 
 def load_tokenizer(source: ModelSource, tokenizer: str | None = None, trust_remote_code: bool = False) -> Tokenizer:
@@ -112,13 +152,13 @@ def load_tokenizer(source: ModelSource, tokenizer: str | None = None, trust_remo
     """
     if tokenizer is not None:
         folder = resolve_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
-        return Tokenizer(hf := _from_folder(folder, trust_remote_code), _folder_end_ids(source, hf))
+        return from_transformers(hf := _from_folder(folder, trust_remote_code), _folder_end_ids(source, hf))
     if source.kind == "gguf":
         from transfuse.models.gguf_tokenizer import gguf_tokenizer
 
-        return Tokenizer(*gguf_tokenizer(source.path))
+        return from_transformers(*gguf_tokenizer(source.path))
     check_remote_code(source.path, trust_remote_code=trust_remote_code)
-    return Tokenizer(hf := _from_folder(source.path, trust_remote_code), _folder_end_ids(source, hf))
+    return from_transformers(hf := _from_folder(source.path, trust_remote_code), _folder_end_ids(source, hf))
 
 
 def _from_folder(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:

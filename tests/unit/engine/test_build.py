@@ -1,4 +1,4 @@
-"""Which implementation a model gets and why, and how the parts are put together."""
+"""How the parts of an engine are put together, and what its summary tells."""
 
 from __future__ import annotations
 
@@ -10,84 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from tests.zoo import build
 from transfuse.config import CacheConfig, EngineConfig, ModelConfig
-from transfuse.engine import build as building
-from transfuse.engine.build import BuiltEngine, _choose_runner, _model_max_len, build_engine
-from transfuse.engine.verdicts import Verdict
-from transfuse.errors import ConfigError, UnsupportedModelError
+from transfuse.engine import choice
+from transfuse.engine.build import BuiltEngine, _model_max_len, build_engine
+from transfuse.errors import ConfigError
 from transfuse.models.resolve import resolve_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-PASSED = Verdict(True, "checked", "shrunk")
-FAILED = Verdict(False, "logits of a shrunk instance differ when run in chunks", "shrunk")
-
-
-@pytest.fixture
-def llama() -> PreTrainedModel:
-    return build("llama")
-
-
-@pytest.fixture
-def choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[str, str]]:
-    """A function from a model, what the check finds, and settings, to implementation and reason."""
-
-    def chosen(model: PreTrainedModel, verdict: Verdict | None, **settings: Any) -> tuple[str, str]:
-        def check(given: PreTrainedModel, cache_dir: Path) -> Verdict:
-            assert verdict is not None, "the check is not asked for"
-            assert (given, cache_dir) == (model, tmp_path)
-            return verdict
-
-        monkeypatch.setattr(building, "check_model", check)
-        runner, reason = _choose_runner(model, ModelConfig(cache_dir=tmp_path, **settings))
-        runner.close()
-        return runner.implementation, reason
-
-    return chosen
-
-
-@pytest.mark.parametrize(
-    ("settings", "verdict", "expected"),
-    [
-        ({}, PASSED, ("plain", "checked")),
-        ({}, FAILED, ("original", f"not plain, since {FAILED.reason}")),
-        ({"model_impl": "plain"}, PASSED, ("plain", "checked")),
-        ({"model_impl": "original"}, None, ("original", "asked for")),
-        ({"model_impl": "original", "trust_plan": True}, None, ("original", "asked for")),
-        ({"trust_plan": True}, None, ("plain", "not checked against the original: trust_plan was given")),
-        (
-            {"model_impl": "plain", "trust_plan": True},
-            None,
-            ("plain", "not checked against the original: trust_plan was given"),
-        ),
-    ],
-)
-def test_the_best_that_is_allowed_is_taken(
-    settings: dict, verdict: Verdict | None, expected: tuple, choose: Callable, llama: PreTrainedModel
-) -> None:
-    assert choose(llama, verdict, **settings) == expected
-
-
-def test_plain_asked_for_and_refused_is_an_error(choose: Callable, llama: PreTrainedModel) -> None:
-    with pytest.raises(UnsupportedModelError) as error:
-        choose(llama, FAILED, model_impl="plain")
-    assert str(error.value) == (
-        "model_impl='plain' cannot run LlamaForCausalLM: logits of a shrunk instance differ when run in chunks. "
-        "Use 'auto' or 'original'."
-    )
-
-
-@pytest.mark.parametrize("verdict", [PASSED, None])
-def test_what_the_loaded_model_refuses_counts_whatever_was_checked(verdict: Verdict | None, choose: Callable) -> None:
-    """A shrunk instance, or trust, cannot vouch for code that does not run."""
-    bloom, trust = build("bloom"), verdict is None
-    reason = "BloomForCausalLM.forward takes no position_ids"
-    assert choose(bloom, verdict, trust_plan=trust) == ("original", f"not plain, since {reason}")
-    with pytest.raises(UnsupportedModelError, match=f"cannot run BloomForCausalLM: {reason}. Use"):
-        choose(bloom, verdict, model_impl="plain", trust_plan=trust)
 
 
 class Config(SimpleNamespace):
@@ -132,8 +63,12 @@ def built(zoo_folder: Callable[[str], Path], tmp_path: Path) -> Callable[..., Bu
 def test_the_summary_tells_what_was_built(built: Callable[..., BuiltEngine]) -> None:
     engine = built("llama", max_model_len=160, max_num_seqs=3, max_num_batched_tokens=128)
     summary, model = engine.summary, build("llama")
-    assert (summary.implementation, summary.dtype) == ("plain", "float32")
+    assert (summary.implementation, summary.dtype) == ("fused", "float32")
     assert summary.reason.startswith("checked against the original on a shrunk instance")
+    assert summary.num_fused_linears == summary.num_linears == 7 * model.config.num_hidden_layers + 1
+    assert summary.reason.endswith(f"; fused ({summary.num_linears} of {summary.num_linears} linears)")
+    assert 0 < summary.analysis_seconds < 60
+    assert engine.plan is not None and engine.plan.counts_as_fused
     assert summary.num_parameters == sum(p.numel() for p in model.parameters())
     assert (summary.max_model_len, summary.max_num_seqs, summary.prefix_caching) == (160, 3, True)
     assert summary.cache_tokens == 199 * 16
@@ -142,16 +77,17 @@ def test_the_summary_tells_what_was_built(built: Callable[..., BuiltEngine]) -> 
     per_token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     assert summary.cache_bytes == 200 * 16 * per_token
     assert summary.full_requests == 19.9
-    engine.engine.close()
+    engine.core.close()
 
 
 def test_the_original_runs_one_whole_request_at_a_time(built: Callable[..., BuiltEngine]) -> None:
     engine = built("mamba", max_model_len=160, max_num_seqs=8, max_num_batched_tokens=32)
     summary = engine.summary
     assert (summary.implementation, summary.max_num_seqs, summary.prefix_caching) == ("original", 1, False)
-    assert summary.reason == "not plain, since MambaForCausalLM.forward takes no position_ids"
+    assert summary.reason == "neither fused nor plain, since MambaForCausalLM.forward takes no position_ids"
     assert (summary.cache_tokens, summary.cache_bytes) == (None, 0)
-    engine.engine.close()
+    assert (summary.num_linears, summary.num_fused_linears, engine.plan) == (None, None, None)
+    engine.core.close()
 
 
 def test_tied_weights_count_once(built: Callable[..., BuiltEngine]) -> None:
@@ -159,7 +95,7 @@ def test_tied_weights_count_once(built: Callable[..., BuiltEngine]) -> None:
     model = build("gpt2")
     assert model.config.tie_word_embeddings
     assert engine.summary.num_parameters == sum(p.numel() for p in model.parameters())
-    engine.engine.close()
+    engine.core.close()
 
 
 def test_threads_are_set_before_loading(built: Callable[..., BuiltEngine]) -> None:
@@ -167,17 +103,38 @@ def test_threads_are_set_before_loading(built: Callable[..., BuiltEngine]) -> No
     try:
         engine = built("llama", num_threads=1)
         assert torch.get_num_threads() == engine.summary.num_threads == 1
-        engine.engine.close()
+        engine.core.close()
     finally:
         torch.set_num_threads(before)
 
 
+def test_weights_that_are_read_as_one_lie_together_from_the_start(built: Callable[..., BuiltEngine]) -> None:
+    engine = built("llama")
+    attention = engine.core.engine._runner._model.model.layers[0].self_attn
+    joined = attention.qkv_proj_weight
+    assert joined.data_ptr() == attention.q_proj.weight.data_ptr()
+    assert (
+        joined.untyped_storage().data_ptr()
+        == engine.core.engine._runner._model.lm_head.weight.untyped_storage().data_ptr()
+    )
+    assert joined.shape[0] == sum(p.weight.shape[0] for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+    engine.core.close()
+
+
 @pytest.mark.parametrize("implementation", ["plain", "original"])
+def test_nobody_analyses_what_will_not_be_fused(implementation: str, built: Callable[..., BuiltEngine]) -> None:
+    engine = built("llama", {"model_impl": implementation, "trust_plan": True})
+    assert engine.plan is None
+    assert engine.summary.analysis_seconds < 0.01
+    engine.core.close()
+
+
+@pytest.mark.parametrize("implementation", ["fused", "plain", "original"])
 def test_a_failure_after_loading_closes_the_runner(
     implementation: str, built: Callable[..., BuiltEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = []
-    for cls in (building.PlainRunner, building.OriginalRunner):
+    for cls in (choice.PlainRunner, choice.OriginalRunner):
         close = cls.close
         monkeypatch.setattr(cls, "close", lambda self, close=close: (closed.append(self.implementation), close(self)))
     with pytest.raises(ConfigError, match="the model was made for"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import types
 from collections.abc import Callable
@@ -11,10 +12,12 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
+import transfuse
 from tests.zoo import build
 from transfuse.engine import unseen, verdicts
-from transfuse.engine.unseen import CHECK_VERSION, check_model
+from transfuse.engine.unseen import CHECK_VERSION, check_fused, check_model
 from transfuse.engine.verdicts import Verdict, kept_verdict, verdict_path
+from transfuse.fusion.fingerprint import own_source
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,12 @@ def test_the_second_call_reads_the_verdict(llama: PreTrainedModel, checks: list,
     assert check_model(llama, tmp_path) == first == Verdict(True, "fine", "shrunk")
     assert len(checks) == 1
     (file,) = (tmp_path / "verdicts").iterdir()
-    assert json.loads(file.read_text()) == {"passed": True, "reason": "fine", "checked_on": "shrunk"}
+    assert json.loads(file.read_text()) == {
+        "passed": True,
+        "reason": "fine",
+        "checked_on": "shrunk",
+        "refused": {},
+    }
 
 
 def test_another_model_of_the_same_source_and_config_shares_it(checks: list, tmp_path: Path) -> None:
@@ -84,12 +92,48 @@ def test_types_have_different_verdicts(llama: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize(
     ("where", "what"),
-    [("transfuse.__version__", "99"), ("torch.__version__", "99"), ("transfuse.engine.verdicts.version", lambda _: "")],
+    [
+        ("transfuse.__version__", "99"),
+        ("torch.__version__", "99"),
+        ("transfuse.fusion.fingerprint.version", lambda _: ""),
+    ],
 )
 def test_versions_count(where: str, what: object, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     before = _path(llama)
     monkeypatch.setattr(where, what)
     assert _path(llama) != before
+
+
+def test_fused_has_a_verdict_of_its_own(
+    llama: PreTrainedModel, checks: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = Verdict(True, "in part", "shrunk", {"LlamaMLP": "it differs"})
+    monkeypatch.setattr(unseen, "_check", lambda model, compare=None: checks.append(model) or wrong)
+    assert check_fused(llama, tmp_path) == check_fused(llama, tmp_path) == wrong
+    assert len(checks) == 1
+    check_model(llama, tmp_path)
+    assert len(checks) == 2
+    # Another way to fuse asks for another check.
+    monkeypatch.setattr(unseen, "own_source", lambda: "another digest")
+    check_fused(llama, tmp_path)
+    assert len(checks) == 3
+    check_model(llama, tmp_path)
+    assert len(checks) == 3
+
+
+def test_the_digest_of_what_fuses_is_of_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "transfuse"
+    shutil.copytree(Path(transfuse.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(transfuse, "__file__", str(package / "__init__.py"))
+    same = own_source.__wrapped__()
+    assert same == own_source.__wrapped__()
+    for changed in ("fusion/norm.py", "kernels/fused_ops.py", "rewrite/edit.py", "trace/recorder.py"):
+        path = package / changed
+        path.write_text(path.read_text() + "# changed\n")
+        assert own_source.__wrapped__() != same
+        same = own_source.__wrapped__()
+    (package / "cli" / "app.py").write_text("# changed")
+    assert own_source.__wrapped__() == same
 
 
 def test_the_checks_own_version_counts(
@@ -128,7 +172,17 @@ def test_source_of_every_module_counts(own_code: Callable[[str], PreTrainedModel
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "null", "[]", "\x00", '{"passed": true}', '{"passed": "no", "reason": "", "checked_on": ""}']
+    "text",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        "\x00",
+        '{"passed": true}',
+        '{"passed": "no", "reason": "", "checked_on": ""}',
+        '{"passed": true, "reason": "", "checked_on": "", "refused": []}',
+    ],
 )
 def test_damaged_verdicts_are_reported_and_found_again(
     text: str, llama: PreTrainedModel, checks: list, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -40,6 +41,29 @@ def test_parameters_do_not_overlap() -> None:
     place_weights(net)
     net.odd.data.fill_(7.0)
     assert not (net.embed.weight == 7.0).any() and not (net.low.weight == 7.0).any()
+
+
+def test_groups_lie_one_after_the_other_in_their_order() -> None:
+    # Of odd sizes, so that none of them ends where an aligned address would be.
+    net = torch.nn.ModuleDict(
+        {name: torch.nn.Linear(3, rows).bfloat16() for name, rows in zip("abcd", (5, 7, 1, 3), strict=True)}
+    )
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    groups = [[net[name].weight for name in "dba"], [net[name].bias for name in "ca"]]
+    place_weights(net, groups)
+    for group in groups:
+        assert group[0].data_ptr() % 64 == 0
+        for one, following in itertools.pairwise(group):
+            assert following.data_ptr() == one.data_ptr() + one.nbytes
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert net["c"].weight.data_ptr() % 64 == 0, "others are aligned as before"
+    assert len({p.data_ptr() for p in net.parameters()}) == 8
+
+
+def test_a_parameter_of_two_groups_is_placed_once() -> None:
+    net = Net()
+    place_weights(net, [[net.odd, net.none], [net.none, net.odd]])
+    assert len({p.data_ptr() for p in net.parameters() if p.numel()}) == len([p for p in net.parameters() if p.numel()])
 
 
 @pytest.mark.skipif(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers.decoders import DecodeStream
 
-from transfuse.engine.stop_strings import StopStringMatcher
+from transfuse.text.stop_strings import StopStringMatcher
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfuse.engine.stop_strings import StopMatch, StopStringMatcher
+from transfuse.text.stop_strings import StopMatch, StopStringMatcher
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[str, int] | None:

@@ -1,9 +1,8 @@
-"""The text side of the engine, on a model that recites one text token by token."""
+"""The text side, on an engine whose model that recites one text token by token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,21 +13,24 @@ from tokenizers import decoders, models
 from tests.unit.engine.fake_runner import VOCAB, FakeEngine, FakeRunner
 from tests.unit.engine.simulated_cache import EOS
 from transfuse.engine.batch import Batch
+from transfuse.engine.core import EngineCore
 from transfuse.engine.engine import Engine
-from transfuse.engine.front import Front, ModelLimits
 from transfuse.engine.request import Request
 from transfuse.engine.step_budget import StepBudget
 from transfuse.errors import (
     CapacityError,
+    EngineDeadError,
     EngineError,
     PromptError,
     RequestError,
     SamplingParamsError,
     UnsupportedModelError,
 )
-from transfuse.models.tokenizer import Tokenizer
+from transfuse.front.front import Front
+from transfuse.messages import ModelLimits, RequestUpdate, TokenizerSpec
 from transfuse.outputs import RequestOutput
 from transfuse.sampling_params import MAX_N, SamplingParams
+from transfuse.text.tokenizer import Tokenizer
 
 PIECES = ["The", " quick", " brown", " fox", " jumps", " over", " the", " lazy", " dog", ".", "<end>"]
 END = PIECES.index("<end>")
@@ -39,10 +41,15 @@ class PieceTokenizer(Tokenizer):
     """Token i is the i-th of `PIECES`."""
 
     def __init__(self, *, rust: bool = True) -> None:
-        self._rust = RustTokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="."))
-        self._rust.add_special_tokens(["<end>"])
-        self._rust.decoder = decoders.Fuse()
-        super().__init__(SimpleNamespace(backend_tokenizer=self._rust if rust else None), [END])
+        backend = RustTokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="."))
+        backend.add_special_tokens(["<end>"])
+        backend.decoder = decoders.Fuse()
+        super().__init__(TokenizerSpec(backend=backend.to_str(), eos_token_ids=(END,)))
+        self._is_rust = rust
+
+    @property
+    def backend(self) -> RustTokenizer | None:
+        return super().backend if self._is_rust else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         ids = []
@@ -69,13 +76,17 @@ class FakeFront:
 
     def __init__(self, *, seed: int | None = None, rust: bool = True, **settings: Any) -> None:
         self.fake = FakeEngine(runner=FakeRunner(recite), **settings)
-        limits = ModelLimits(MAX_LEN, VOCAB, frozenset([END]))
-        self.front = Front(self.fake.engine, PieceTokenizer(rust=rust), limits, seed)
+        limits = ModelLimits(max_model_len=MAX_LEN, vocab_size=VOCAB)
+        self.core = EngineCore(self.fake.engine, limits, frozenset([END]))
+        self.front = Front(self.core, PieceTokenizer(rust=rust), limits, seed)
 
-    def submit(self, prompt: Any = "The", *, priority: int = 0, **params: Any) -> str:
-        text, ids = self.front.tokenise(prompt)
-        params = {"temperature": 0.0, **params}
-        return self.front.submit(text, ids, SamplingParams(**params), priority=priority, arrival_time=1.0)
+    def submit(self, prompt: Any = "The", *, request_id: str | None = None, **params: Any) -> str:
+        text, ids = self.front.prompts.tokenise(prompt)
+        sampling = SamplingParams(**{"temperature": 0.0, **params})
+        return self.front.submit(text, ids, sampling, request_id=request_id, arrival_time=1.0).request_id
+
+    def step(self) -> list[RequestOutput]:
+        return self.front.take(self.core.step().updates)
 
     def requests(self) -> list[Request]:
         queues = self.fake.scheduler._queues
@@ -85,10 +96,10 @@ class FakeFront:
         """Step to the end; the answers by id."""
         answers = {}
         while self.fake.engine.has_unfinished:
-            answers.update({output.request_id: output for output in self.front.step()})
+            answers.update({output.request_id: output for output in self.step()})
             self.fake.scheduler.check()
         self.fake.check_idle()
-        assert self.front._groups == self.front._group_of == {}
+        assert self.front._groups == self.front._group_of == self.core._requests == {}
         assert all(output.finished for output in answers.values())
         return answers
 
@@ -99,12 +110,12 @@ class FakeFront:
 
 @pytest.mark.parametrize("prompt", ["The quick", {"prompt": "The quick"}])
 def test_text_is_tokenised(prompt: Any) -> None:
-    assert FakeFront().front.tokenise(prompt) == ("The quick", [0, 1])
+    assert FakeFront().front.prompts.tokenise(prompt) == ("The quick", [0, 1])
 
 
 @pytest.mark.parametrize("ids", [[0, 1], (0, 1)])
 def test_ids_are_taken_as_they_are(ids: Sequence[int]) -> None:
-    assert FakeFront().front.tokenise({"prompt_token_ids": ids}) == (None, [0, 1])
+    assert FakeFront().front.prompts.tokenise({"prompt_token_ids": ids}) == (None, [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -134,7 +145,7 @@ def test_ids_are_taken_as_they_are(ids: Sequence[int]) -> None:
 )
 def test_prompts_that_are_none_are_refused(prompt: Any, message: str) -> None:
     with pytest.raises(PromptError, match=message):
-        FakeFront().front.tokenise(prompt)
+        FakeFront().front.prompts.tokenise(prompt)
 
 
 def test_the_longest_prompt_leaves_room_for_a_token() -> None:
@@ -156,7 +167,7 @@ def test_ids_in_parameters_are_of_the_vocabulary(field: str, value: Any) -> None
 
 def test_parameters_of_another_type_are_refused() -> None:
     with pytest.raises(RequestError, match="are a dict; give a SamplingParams"):
-        FakeFront().front.check([1], {"temperature": 0.0})
+        FakeFront().front.prompts.check([1], {"temperature": 0.0})
 
 
 @pytest.mark.parametrize(("asked", "given"), [(3, 3), (None, MAX_LEN - 2), (MAX_LEN, MAX_LEN - 2)])
@@ -176,7 +187,7 @@ def test_an_answer_carries_its_prompt_and_text() -> None:
 def test_text_grows_step_by_step_in_one_object() -> None:
     front = FakeFront()
     front.submit(max_tokens=3)
-    seen = [(output, output.outputs[0].text, output.finished) for _ in range(3) for output in front.front.step()]
+    seen = [(output, output.outputs[0].text, output.finished) for _ in range(3) for output in front.step()]
     assert [text for _, text, _ in seen] == [" quick", " quick brown", " quick brown fox"]
     assert [finished for _, _, finished in seen] == [False, False, True]
     assert all(output is seen[0][0] for output, _, _ in seen)
@@ -198,9 +209,9 @@ def test_a_stop_string_frees_blocks_while_others_run() -> None:
     front = FakeFront()
     front.submit(stop="row", max_tokens=9)
     other = front.submit(max_tokens=5)
-    front.front.step()
+    front.step()
     assert front.fake.scheduler.num_running == 2
-    stopped = front.front.step()[0]
+    stopped = front.step()[0]
     assert stopped.finished
     assert front.fake.scheduler.num_running == 1
     front.fake.scheduler.check()
@@ -215,7 +226,7 @@ def test_a_stop_string_that_ends_with_the_last_token_is_a_stop() -> None:
 def test_the_beginning_of_a_stop_string_is_held_back_until_the_end() -> None:
     front = FakeFront()
     front.submit(stop="quick brown fox jumped", max_tokens=4)
-    texts = [output.outputs[0].text for _ in range(4) for output in front.front.step()]
+    texts = [output.outputs[0].text for _ in range(4) for output in front.step()]
     assert texts == [" ", " ", " ", " quick brown fox jumps"]
 
 
@@ -223,7 +234,8 @@ def test_continuations_take_the_seeds_that_follow() -> None:
     front = FakeFront()
     name = front.submit(n=3, seed=2**63 - 2, temperature=1.0, prompt_logprobs=0, max_tokens=2)
     requests = front.requests()
-    assert [request.request_id for request in requests] == [f"{name}-0", f"{name}-1", f"{name}-2"]
+    assert len({request.request_id for request in requests}) == 3
+    assert all(request.request_id.startswith(f"{name}#") for request in requests)
     assert [request.seed for request in requests] == [2**63 - 2, 2**63 - 1, 0]
     assert [request.params.prompt_logprobs for request in requests] == [0, None, None]
     answer = front.drain()[name]
@@ -266,7 +278,7 @@ def test_logprobs_carry_text() -> None:
 
 def test_prompt_logprobs_of_a_preempted_prompt_are_not_doubled() -> None:
     front = FakeFront(num_blocks=14)
-    front.fake.engine = front.front._engine = Engine(
+    front.fake.engine = front.core._engine = Engine(
         front.fake.runner, front.fake.scheduler, front.fake.sampler, StepBudget(8, 8)
     )
     front.submit({"prompt_token_ids": [0] * 8}, max_tokens=40, ignore_eos=True)
@@ -299,8 +311,8 @@ def test_a_tokenizer_without_incremental_decoding_serves_ids_only() -> None:
 def test_aborting_ends_all_continuations_with_the_text_so_far() -> None:
     front = FakeFront()
     name, other = front.submit(n=2, stop="brownish", max_tokens=9), front.submit(max_tokens=4)
-    front.front.step()
-    front.front.step()
+    front.step()
+    front.step()
     answer = front.front.abort(name)
     assert answer is not None and answer.finished
     assert [c.finish_reason for c in answer.outputs] == ["abort", "abort"]
@@ -316,15 +328,15 @@ def test_aborting_what_has_partly_ended_leaves_that_part(monkeypatch: pytest.Mon
     front.fake.runner.fault = fail_second_continuation
     name = front.submit(n=3, max_tokens=9)
     while not front.front._groups[name].output.error:
-        front.front.step()
+        front.step()
     monkeypatch.setattr(front.fake.engine, "abort", aborted.append)
     answer = front.front.abort(name)
-    assert aborted == [f"{name}-0", f"{name}-2"]
+    assert aborted == [f"{name}#0", f"{name}#2"]
     assert answer.outputs[1].finish_reason == "error"
 
 
 def fail_second_continuation(batch: Batch) -> None:
-    if any(e.request.request_id.endswith("-1") and e.request.output_token_ids for e in batch.entries):
+    if any(e.request.request_id.endswith("#1") and e.request.output_token_ids for e in batch.entries):
         raise ValueError("no")
 
 
@@ -332,7 +344,7 @@ def test_aborting_everything() -> None:
     front = FakeFront()
     for n in (1, 3):
         front.submit(n=n)
-    front.front.step()
+    front.step()
     front.front.abort_all()
     assert front.drain() == {}
 
@@ -342,7 +354,7 @@ def test_continuations_are_queued_all_or_none(monkeypatch: pytest.MonkeyPatch) -
     add = front.fake.engine.add
 
     def refusing(request: Request) -> None:
-        if request.request_id.endswith("-2"):
+        if request.request_id.endswith("#2"):
             raise CapacityError("full")
         add(request)
 
@@ -381,3 +393,64 @@ def test_without_detokenisation_logprobs_carry_none() -> None:
     answer = FakeFront().run("The quick", max_tokens=1, logprobs=0, prompt_logprobs=0, detokenize=False)
     assert answer.outputs[0].logprobs[0][2].decoded_token is None
     assert answer.prompt_logprobs[1][1].decoded_token is None
+
+
+def test_a_request_goes_by_the_name_it_is_given() -> None:
+    front = FakeFront()
+    assert front.submit(request_id="mine") == "mine"
+    with pytest.raises(RequestError, match="'mine' is in use by an unfinished request"):
+        front.submit(request_id="mine")
+    assert front.drain()["mine"].finished
+    assert front.run(request_id="mine").outputs[0].text
+
+
+def test_names_that_callers_chose_are_not_given_to_others() -> None:
+    front = FakeFront()
+    names = [front.submit(request_id="0"), front.submit(), front.submit()]
+    assert len(set(names)) == 3
+    assert len(front.drain()) == 3
+
+
+def test_names_like_those_of_continuations_clash_with_nothing() -> None:
+    front = FakeFront()
+    name = front.submit(n=2, max_tokens=3)
+    others = [front.submit(request_id=request.request_id, max_tokens=2) for request in front.requests()]
+    answers = front.drain()
+    assert [len(c.token_ids) for c in answers[name].outputs] == [3, 3]
+    assert [len(answers[other].outputs[0].token_ids) for other in others] == [2, 2]
+
+
+def test_what_comes_late_of_an_aborted_request_is_no_part_of_its_successor() -> None:
+    front = FakeFront()
+    front.submit(request_id="mine", max_tokens=9)
+    late = front.core.step().updates
+    front.front.abort("mine")
+    front.submit(request_id="mine", max_tokens=2)
+    assert front.front.take(late) == []
+    assert front.drain()["mine"].outputs[0].token_ids == [1, 2]
+
+
+def test_a_core_that_is_gone_ends_all_with_its_error() -> None:
+    front = FakeFront()
+    front.submit(n=2, stop="brownish", max_tokens=9)
+    front.submit(max_tokens=9)
+    front.step()
+    front.step()
+    error = EngineDeadError("gone")
+    answers = front.front.fail_all(error)
+    assert [answer.finished for answer in answers] == [True, True]
+    assert all(answer.error is error for answer in answers)
+    assert {c.finish_reason for answer in answers for c in answer.outputs} == {"error"}
+    assert {c.text for answer in answers for c in answer.outputs} == {" quick brown"}
+    assert front.front.num_unfinished == 0
+    assert front.front.fail_all(error) == []
+
+
+def test_an_update_of_several_tokens_ends_at_the_stop_string_in_it() -> None:
+    front = FakeFront()
+    front.submit(stop="brown", max_tokens=9)
+    (request,) = front.requests()
+    (answer,) = front.front.take([RequestUpdate(request_id=request.request_id, token_ids=[1, 2, 3, 4])])
+    assert (answer.outputs[0].text, answer.outputs[0].token_ids) == (" quick ", [1, 2])
+    assert answer.finished
+    assert not front.fake.engine.has_unfinished, "the core was told"

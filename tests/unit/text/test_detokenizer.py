@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from tokenizers.decoders import DecodeStream
 
-from transfuse.engine.detokenizer import _MAX_PENDING, IncrementalDetokenizer, TokenDecoder
+from transfuse.text.detokenizer import _MAX_PENDING, IncrementalDetokenizer, TokenDecoder
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
@@ -288,7 +288,7 @@ class CountingStream:
     ids=["text", "broken", "begun", "special", "unknown", "broken fallback", "mended fallback"],
 )
 def test_time_is_linear(tokenizer: Tokenizer, period: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transfuse.engine.detokenizer.DecodeStream", CountingStream)
+    monkeypatch.setattr("transfuse.text.detokenizer.DecodeStream", CountingStream)
     output = (ids_of("a") + period * 3000)[:3000]
     counting = CountingTokenizer(tokenizer)
     stream(counting, ids_of("prompt "), output)  # type: ignore[arg-type]
@@ -388,5 +388,5 @@ def test_a_stop_string_may_be_completed_by_the_flush() -> None:
 
 
 def test_the_front_needs_neither_torch_nor_transformers() -> None:
-    code = "import sys, transfuse.engine.detokenizer; assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys, transfuse.text.detokenizer; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,5 @@
+"""`python -m transfuse`."""
+
+from transfuse.cli import main
+
+main()

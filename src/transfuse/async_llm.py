@@ -1,0 +1,327 @@
+"""Serving inference: the model in a process of its own, many callers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from transfuse.client.core_client import CoreClient
+from transfuse.client.watch import CoreState
+from transfuse.config import EngineConfig, WatchConfig, engine_config
+from transfuse.errors import EngineUnavailableError, TransfuseError
+from transfuse.front.front import Front
+from transfuse.front.prompts import Prompt
+from transfuse.messages import CoreStats, ModelLimits, Ready, StepReport
+from transfuse.outputs import RequestOutput
+from transfuse.sampling_params import SamplingParams
+from transfuse.text.bounded_templates import BoundedTemplates
+from transfuse.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+# Longer texts are tokenised in a thread: this many characters take well below a millisecond.
+_MAX_INLINE_CHARS = 1000
+
+
+class AsyncLLM:
+    """A model in another process, watched and restarted; `transfuse serve` without HTTP.
+
+    Use: `async with AsyncLLM(model) as llm: async for answer in llm.generate(prompt): ...`. All methods belong to the
+    event loop that `start` ran on.
+
+    Args:
+        model: folder, hub id or `.gguf` file; None fetches a small default model once. Or a whole `EngineConfig`.
+        show_progress: whether loading shows a progress bar.
+        watch: when the process counts as frozen, and how often it may die.
+        **settings: the keyword arguments of `LLM`.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | EngineConfig | None = None,
+        *,
+        show_progress: bool = True,
+        watch: WatchConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        if isinstance(model, EngineConfig):
+            if settings:
+                raise TypeError(f"{', '.join(settings)}: give settings or an EngineConfig, not both.")
+            self._config = model
+        else:
+            self._config = engine_config(model, **settings)
+        self._client = CoreClient(
+            self._config,
+            watch or WatchConfig(),
+            show_progress=show_progress,
+            on_ready=self._take_ready,
+            on_report=self._take_report,
+            on_lost=self._lose,
+        )
+        self._front: Front | None = None
+        self._ready: Ready | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._templates: BoundedTemplates | None = None
+        self._stats = CoreStats()
+        self._changed: dict[str, asyncio.Event] = {}  # by request: its answer has grown
+
+    async def start(self) -> None:
+        """Start the process and wait until it has loaded the model.
+
+        Raises:
+            ConfigError: settings contradict each other, the model or the memory.
+            ModelError: the model cannot be found, loaded or run.
+            EngineError: the process died.
+        """
+        await self._client.start()
+
+    async def close(self) -> None:
+        """End the process. Requests that still run end with `EngineClosedError`; closing twice is fine."""
+        try:
+            await self._client.close()
+        finally:
+            await self._close_templates()
+
+    async def _close_templates(self) -> None:
+        if self._templates is not None:
+            await self._templates.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        """Start."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.close()
+
+    @property
+    def state(self) -> CoreState:
+        """`loading`, `ready`, `unresponsive`, `restarting`, `failed` or `closed`."""
+        return self._client.state
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready; empty where it is."""
+        return self._client.reason
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken."""
+        return self._client.state == "ready"
+
+    @property
+    def core_pid(self) -> int | None:
+        """Process id of the core; None while there is none."""
+        return self._client.pid
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """What a start-up table shows, as the last start found it; see `transfuse.engine.build.Summary`."""
+        return self._last_ready().summary
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What requests are checked against."""
+        return self._last_ready().limits
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        self._last_ready()
+        assert self._tokenizer is not None
+        return self._tokenizer
+
+    @property
+    def stats(self) -> CoreStats:
+        """The core's numbers after its last step; of a new core they begin again."""
+        return self._stats
+
+    @property
+    def num_restarts(self) -> int:
+        """Times that the process with the model was started again after its end."""
+        return self._client.num_restarts
+
+    @property
+    def num_unfinished(self) -> int:
+        """Continuations under way."""
+        return 0 if self._front is None else self._front.num_unfinished
+
+    def _last_ready(self) -> Ready:
+        if self._ready is None:
+            raise EngineUnavailableError("The model is not loaded yet; await start() first.")
+        return self._ready
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continue one prompt and yield the answer so far whenever it has grown.
+
+        The same object is yielded each time; a slow reader finds several steps in it at once. Closing the generator,
+        or cancelling the task that reads it, ends the request. Where the model fails on it, or the process dies, the
+        last answer carries `error`.
+
+        Args:
+            prompt: text, `{"prompt": text}` or `{"prompt_token_ids": [ids]}`.
+            sampling_params: how to sample; None for the defaults.
+            request_id: unique among unfinished requests; None makes one.
+            priority: lower is served first; only for `scheduling_policy="priority"`.
+            cache_salt: requests with different salts never share cache blocks.
+
+        Raises:
+            RequestError: the request can never be served.
+            EngineUnavailableError: nothing is served now; `state` and `reason` say why.
+            EngineClosedError: it was closed.
+        """
+        arrival = time.monotonic()
+        self._client.check_ready()
+        front = self._require_front()
+        text, ids = await self._tokenise(front, prompt)
+        self._client.check_ready()
+        front = self._require_front()
+        output = front.submit(
+            text,
+            ids,
+            SamplingParams() if sampling_params is None else sampling_params,
+            request_id=request_id,
+            priority=priority,
+            salt=b"" if cache_salt is None else _salt(cache_salt),
+            arrival_time=arrival,
+        )
+        changed = self._changed[output.request_id] = asyncio.Event()
+        try:
+            finished = False
+            while not finished:
+                await changed.wait()
+                changed.clear()
+                finished = output.finished  # it may finish while the reader is busy: then that is still to be yielded
+                yield output
+        finally:
+            # What has finished may have left its name to another.
+            if self._changed.get(output.request_id) is changed:
+                del self._changed[output.request_id]
+            if not output.finished:
+                front.abort(output.request_id)
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continue one conversation by the model's chat template; see `generate`.
+
+        Args:
+            messages: the conversation, a list of `{"role": ..., "content": ...}`.
+            sampling_params: see `generate`.
+            add_generation_prompt: whether to open the assistant's answer.
+            chat_template_kwargs: variables for the template.
+            request_id: see `generate`.
+            priority: see `generate`.
+            cache_salt: see `generate`.
+
+        Raises:
+            PromptError: the model has no chat template, or the template refuses the messages.
+        """
+        text = await self.render_chat(
+            messages, add_generation_prompt=add_generation_prompt, **(chat_template_kwargs or {})
+        )
+        # The template writes its own special tokens, the beginning-of-text one included.
+        ids = await self.encode(text, add_special_tokens=False)
+        answers = self.generate(
+            {"prompt_token_ids": ids},
+            sampling_params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        try:
+            async for answer in answers:
+                yield answer
+        finally:
+            await answers.aclose()
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Raises:
+            PromptError: the text is no valid Unicode.
+        """
+        if len(text) <= _MAX_INLINE_CHARS:
+            return self.tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        """The text of a conversation, laid out in a process that is bounded in time and memory.
+
+        Args:
+            messages: the conversation.
+            **kwargs: `add_generation_prompt`, `chat_template`, `tools` and variables of the template.
+
+        Raises:
+            PromptError: the model has no chat template, or the template refuses the messages.
+        """
+        self._last_ready()
+        assert self._templates is not None
+        return await self._templates.render(messages, **kwargs)
+
+    async def _tokenise(self, front: Front, prompt: Prompt) -> tuple[str | None, list[int]]:
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        if isinstance(text, str) and len(text) > _MAX_INLINE_CHARS:
+            return await asyncio.to_thread(front.prompts.tokenise, prompt)
+        return front.prompts.tokenise(prompt)
+
+    def _require_front(self) -> Front:
+        assert self._front is not None, "a core that is ready has a front"
+        return self._front
+
+    async def _take_ready(self, ready: Ready) -> None:
+        """A core has loaded the model, for the first time or again."""
+        before = self._ready
+        if self._tokenizer is None or before is None or ready.tokenizer != before.tokenizer:
+            # Large vocabularies take half a second.
+            self._tokenizer = await asyncio.to_thread(Tokenizer, ready.tokenizer)
+            await self._close_templates()
+            self._templates = BoundedTemplates(ready.tokenizer.chat_templates, ready.tokenizer.special_tokens)
+            before = None
+        if before is None or ready.limits != before.limits:
+            self._front = Front(self._client, self._tokenizer, ready.limits, self._config.seed)
+        self._ready = ready
+
+    def _take_report(self, report: StepReport) -> None:
+        self._stats = report.stats
+        for output in self._require_front().take(report.updates):
+            self._wake(output)
+
+    def _lose(self, error: TransfuseError) -> None:
+        self._stats = CoreStats()
+        if self._front is not None:
+            for output in self._front.fail_all(error):
+                self._wake(output)
+
+    def _wake(self, output: RequestOutput) -> None:
+        if (changed := self._changed.get(output.request_id)) is not None:
+            changed.set()
+
+
+def _salt(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,1 @@
+"""Starts, watches and talks to the process that runs the model."""
