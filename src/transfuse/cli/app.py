@@ -15,7 +15,10 @@ from transfuse.cli.chat import chat
 from transfuse.cli.console import error_line, exit_code, note
 from transfuse.cli.doctor import doctor
 from transfuse.cli.generate import generate
+from transfuse.cli.inspect import inspect
 from transfuse.cli.options import ENGINE_EPILOG
+from transfuse.cli.serve import serve
+from transfuse.cli.verify import verify
 from transfuse.errors import TransfuseError
 
 app = typer.Typer(
@@ -24,8 +27,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(epilog=ENGINE_EPILOG)(serve)
 app.command(epilog=ENGINE_EPILOG)(generate)
 app.command(epilog=ENGINE_EPILOG)(chat)
+app.command()(inspect)
+app.command(epilog=ENGINE_EPILOG)(verify)
 app.command()(doctor)
 
 

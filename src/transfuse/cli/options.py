@@ -39,6 +39,11 @@ def _engine(*names: str, help: str, size: bool = False, **settings: Any) -> Any:
     return typer.Option(*names, help=help, envvar=variable, show_envvar=False, **settings)
 
 
+def size_option(*, help: str) -> Any:
+    """An option that reads a SIZE."""
+    return typer.Option(help=help, parser=_size, metavar="SIZE")
+
+
 def _size(text: str | int) -> int:
     try:
         return text if isinstance(text, int) else parse_size(text)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from transfuse.inspect.units import format_bytes
+
+__all__ = ["format_bytes", "parse_size"]
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def parse_size(text: str) -> int:
@@ -38,14 +41,3 @@ def _factor(suffix: str) -> int | None:
         return None
     binary = lower.endswith("ib") or (lower == prefix and suffix != lower)
     return int((1024 if binary else 1000) ** _POWERS[prefix])
-
-
-def format_bytes(num_bytes: int) -> str:
-    """`num_bytes` with three significant digits and a binary unit."""
-    value = float(num_bytes)
-    for unit in _BINARY_UNITS:
-        if value < 1000 or unit == _BINARY_UNITS[-1]:
-            break
-        value /= 1024
-    digits = 0 if unit == "B" or value >= 100 else 1 if value >= 10 else 2
-    return f"{value:.{digits}f} {unit}"

@@ -1,0 +1,175 @@
+"""The bodies of requests, by route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from transfuse.sampling_params import SamplingParams
+from transfuse.server.errors import FieldError
+from transfuse.server.openai.fields import ApiModel, GenerationFields, NumLogprobs, TokenId, refused
+from transfuse.server.openai.messages import LayoutFields, Messages
+
+MAX_PROMPTS = 256
+MAX_CONTINUATIONS = 1024
+_MAX_ID = 2**31 - 1
+_NumTokens = Annotated[int, Field(ge=1, le=_MAX_ID)]
+_NO_TOOL_CALLS = 'tool calls are not served; leave tools out, or set tool_choice to "none"'
+_NO_SEARCH = "this server does not search the web"
+
+TextOrIds = str | list[int]
+
+
+def _read_prompts(value: Any) -> list[TextOrIds]:
+    if isinstance(value, str) or _is_ids(value):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("expected text, a list of token ids, or a list of such prompts")
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"has {len(value)} prompts; at most {MAX_PROMPTS} are taken, so send several requests")
+    for index, prompt in enumerate(value):
+        if not isinstance(prompt, str) and not _is_ids(prompt):
+            raise ValueError(f"prompt {index} is neither text nor a list of token ids")
+    return value
+
+
+def _is_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token <= _MAX_ID for token in value)
+    )
+
+
+class CompletionRequest(GenerationFields):
+    """The body of `/v1/completions`.
+
+    Attributes:
+        max_tokens: most tokens to generate; 16 by default. 0 is for `echo` alone.
+        logprobs: how many of the most likely tokens to report beside each one; with `echo` those of the prompt, too.
+        echo: start the text with the prompt.
+    """
+
+    prompt: Annotated[
+        list[TextOrIds],
+        PlainValidator(_read_prompts, json_schema_input_type=str | list[TokenId] | list[str] | list[list[TokenId]]),
+    ]
+    max_tokens: Annotated[int, Field(ge=0, le=_MAX_ID)] | None = None
+    logprobs: NumLogprobs | None = None
+    echo: bool | None = None
+    suffix: Annotated[None, refused("text is only continued, not filled in; put all of it into the prompt")] = None
+
+    @property
+    def echoes_only(self) -> bool:
+        """Whether the prompt is all that is asked for, as those do who score texts."""
+        return self.max_tokens == 0
+
+    def to_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """How to sample.
+
+        Raises:
+            RequestError: fields contradict each other, or ask for too much.
+        """
+        if self.echoes_only and not self.echo:
+            raise FieldError("max_tokens", "max_tokens is 0; expected at least 1, unless echo is true.")
+        num_continuations = len(self.prompt) * self.num_continuations
+        if num_continuations > MAX_CONTINUATIONS:
+            raise FieldError(
+                "n",
+                f"{len(self.prompt)} prompts times n={self.num_continuations} are {num_continuations} continuations; "
+                f"at most {MAX_CONTINUATIONS} are taken in a request.",
+            )
+        own: dict[str, Any] = {"logprobs": self.logprobs}
+        if self.echoes_only:
+            # The prompt is computed with the first token, which is then left out.
+            own["max_tokens"], own["min_tokens"] = 1, 0
+        if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
+            own["prompt_logprobs"] = self.logprobs
+        return self.sampling_params({"max_tokens": 16, **defaults}, **own)
+
+
+def _read_response_format(value: Any) -> Any:
+    if value is not None and value != {"type": "text"}:
+        reason = 'only {"type": "text"} is served, no structured outputs; parse the text instead'
+        raise PydanticCustomError("refused", "{reason}", {"reason": reason, "code": "unsupported_parameter"})
+    return value
+
+
+class ResponseFormat(ApiModel):
+    """The form of the answer: text."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(GenerationFields, LayoutFields):
+    """The body of `/v1/chat/completions`.
+
+    Attributes:
+        max_completion_tokens: most tokens to generate; by default as many as the context leaves room for.
+        max_tokens: the older name of it.
+        logprobs: report each token's log-probability.
+        top_logprobs: and those of this many most likely ones.
+        add_special_tokens: let the tokenizer add its own beside those that the template writes; false by default.
+    """
+
+    messages: Messages
+    max_completion_tokens: _NumTokens | None = None
+    max_tokens: _NumTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    response_format: Annotated[ResponseFormat | None, BeforeValidator(_read_response_format)] = None
+    tool_choice: Annotated[Literal["none"] | None, Field(description=_NO_TOOL_CALLS)] = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    audio: Annotated[None, refused("this server answers with text only")] = None
+    functions: Annotated[None, refused(_NO_TOOL_CALLS)] = None
+    function_call: Annotated[Literal["none"] | None, Field(description=_NO_TOOL_CALLS)] = None
+    prediction: Annotated[None, refused("predicted outputs are not served; leave prediction out")] = None
+    moderation: Annotated[None, refused("this server does not moderate")] = None
+    web_search_options: Annotated[None, refused(_NO_SEARCH)] = None
+    reasoning_effort: Annotated[
+        None, refused("which words a template knows is its own affair; say it in chat_template_kwargs")
+    ] = None
+    verbosity: Annotated[None, refused("no template is told; say it in chat_template_kwargs")] = None
+
+    def to_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """How to sample.
+
+        Raises:
+            RequestError: fields contradict each other, or ask for what is not served.
+        """
+        if self.tools and self.tool_choice != "none":
+            raise FieldError("tools", f"tools: {_NO_TOOL_CALLS}.", "unsupported_parameter")
+        if self.top_logprobs and not self.logprobs:
+            raise FieldError("top_logprobs", "top_logprobs needs logprobs; set logprobs to true.")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise FieldError(
+                "max_completion_tokens", "max_completion_tokens and max_tokens differ; give only the first of them."
+            )
+        own: dict[str, Any] = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
+        if self.max_completion_tokens is not None:
+            own["max_tokens"] = self.max_completion_tokens
+        return self.sampling_params({"max_tokens": None, **defaults}, **own)
+
+
+class TokenizeRequest(LayoutFields):
+    """The body of `/tokenize`: a prompt, or messages.
+
+    Attributes:
+        add_special_tokens: let the tokenizer add its own; true by default for a prompt, false for messages.
+        return_token_strs: spell the tokens out as the vocabulary does.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(ApiModel):
+    """The body of `/detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]
