@@ -1,0 +1,200 @@
+"""Requests that no client should send, with the status that each gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+COMPLETION = {"model": "llama", "prompt": [90, 91], "max_tokens": 2}
+CHAT = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+BAD = (400,)
+
+
+@dataclass(frozen=True)
+class BadRequest:
+    """A request, and the statuses that are right for it."""
+
+    what: str
+    path: str
+    body: bytes
+    statuses: tuple[int, ...] = BAD
+    method: str = "POST"
+    content_type: str = "application/json"
+
+
+HOSTILE_NUMBERS = ["0", "-1", "2147483648", "9223372036854775808", "1" + "0" * 400, "NaN", "Infinity", "1e999"]
+NO_NUMBERS = ["true", '"1"', "[]", "{}", "[1]"]
+# What is in range, so that the request is served.
+GOOD = {
+    "n": (),
+    "max_tokens": (),
+    "temperature": ("0", "2147483648", "9223372036854775808"),
+    "top_p": (),
+    "top_k": ("0", "-1"),
+    "min_p": ("0",),
+    "repetition_penalty": ("2147483648", "9223372036854775808"),
+    "presence_penalty": ("0", "-1"),
+    "frequency_penalty": ("0", "-1"),
+    "seed": ("0", "2147483648"),
+    "min_tokens": ("0",),
+    "logprobs": ("0",),
+    "prompt_logprobs": ("0",),
+    "priority": ("0", "-1"),
+}
+
+
+def with_raw(base: dict[str, Any], field: str, raw: str) -> bytes:
+    """A body with a field's value as it is written, be it JSON or not."""
+    kept = {key: value for key, value in base.items() if key != field}
+    return (json.dumps(kept)[:-1] + f', "{field}": {raw}}}').encode()
+
+
+def numbers() -> Iterator[BadRequest]:
+    for field, good in GOOD.items():
+        for raw in [*HOSTILE_NUMBERS, *NO_NUMBERS]:
+            if raw not in good:
+                yield BadRequest(f"{field}={raw[:24]}", "/v1/completions", with_raw(COMPLETION, field, raw))
+
+
+def fields() -> Iterator[BadRequest]:
+    wrong: list[tuple[str, Any]] = [
+        ("prompt", ""),
+        ("prompt", []),
+        ("prompt", [[]]),
+        ("prompt", [512]),
+        ("prompt", [-1]),
+        ("prompt", [1.5]),
+        ("prompt", [True]),
+        ("prompt", ["a", 1]),
+        ("prompt", None),
+        ("prompt", 5),
+        ("prompt", {"a": 1}),
+        ("prompt", [5] * 600),
+        ("prompt", ["a"] * 5000),
+        ("prompt", "\ud800"),
+        ("stop", [""]),
+        ("stop", ["a"] * 17),
+        ("stop", ["a" * 2000]),
+        ("stop", 5),
+        ("stop", [None]),
+        ("stop_token_ids", [512]),
+        ("stop_token_ids", ["a"]),
+        ("logit_bias", {"512": 1}),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", [1]),
+        ("bad_words", [""]),
+        ("bad_words", "a"),
+        ("stream", "yes"),
+        ("stream", 1),
+        ("stream_options", {"include_usage": True}),
+        ("echo", "yes"),
+        ("suffix", "x"),
+        ("best_of", 3),
+        ("unknown_field", 1),
+        ("Temperature", 1),
+        ("model", 5),
+        ("ignore_eos", "no"),
+        ("cache_salt", 5),
+        ("chat_template", "{{ 1 }}"),
+    ]
+    for field, value in wrong:
+        yield BadRequest(
+            f"{field}={str(value)[:24]!r}", "/v1/completions", json.dumps(COMPLETION | {field: value}).encode()
+        )
+    yield BadRequest(
+        "another model", "/v1/completions", json.dumps(COMPLETION | {"model": "gpt-9"}).encode(), statuses=(404,)
+    )
+
+
+def chats() -> Iterator[BadRequest]:
+    wrong: list[tuple[str, Any]] = [
+        ("messages", []),
+        ("messages", "hi"),
+        ("messages", None),
+        ("messages", [{}]),
+        ("messages", ["hi"]),
+        ("messages", [{"role": "user"}]),
+        ("messages", [{"content": "hi"}]),
+        ("messages", [{"role": "emperor", "content": "hi"}]),
+        ("messages", [{"role": "user", "content": 5}]),
+        ("messages", [{"role": "user", "content": [{"type": "text"}]}]),
+        ("messages", [{"role": "user", "content": [{"type": "smell", "smell": "x"}]}]),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1"}}]}]),
+        ("messages", [{"role": "user", "content": "a"}] * 2049),
+        ("messages", [{"role": "user", "content": "\udfff"}]),
+        ("chat_template", "{{ 1 }}"),
+        ("chat_template_kwargs", {"messages": []}),
+        ("chat_template_kwargs", [1]),
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": {}}}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("top_logprobs", 5),
+        ("top_logprobs", 21),
+        ("logprobs", 5),
+        ("modalities", ["audio"]),
+        ("max_completion_tokens", 0),
+        ("n", 129),
+        ("prompt", "hi"),
+    ]
+    for field, value in wrong:
+        yield BadRequest(
+            f"chat {field}={str(value)[:24]!r}", "/v1/chat/completions", json.dumps(CHAT | {field: value}).encode()
+        )
+
+
+def bodies() -> Iterator[BadRequest]:
+    good = json.dumps(COMPLETION).encode()
+    raw = {
+        "nothing": b"",
+        "a word": b"hello",
+        "null": b"null",
+        "a list": b"[]",
+        "a number": b"5",
+        "cut": good[:-4],
+        "two": good + good,
+        "trailing": good + b"x",
+        "nul": b"\0" * 64,
+        "latin-1": b'{"prompt": "\xe4"}',
+        "utf-16": good.decode().encode("utf-16"),
+        "deep lists": b"[" * 100_000,
+        "deep objects": b'{"a":' * 100_000,
+        "closed deep lists": b'{"model": "llama", "prompt": ' + b"[" * 500 + b"]" * 500 + b"}",
+        "a lone quote": b'"',
+        "single quotes": b"{'model': 'llama'}",
+        "comments": b'{"model": "llama" /* x */}',
+    }
+    for what, body in raw.items():
+        yield BadRequest(f"body: {what}", "/v1/completions", body)
+        yield BadRequest(f"tokenize body: {what}", "/tokenize", body)
+    yield BadRequest("too large", "/v1/completions", b'{"prompt": "' + b"a" * (17 << 20) + b'"}', statuses=(413,))
+    yield BadRequest("a form", "/v1/completions", b"a=b", (400, 415), content_type="application/x-www-form-urlencoded")
+
+
+def routes() -> Iterator[BadRequest]:
+    for method, path, status in [
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/chat/completions", 405),
+        ("POST", "/v1/models", 405),
+        ("POST", "/ready", 405),
+        ("GET", "/v1/models/none", 404),
+        ("GET", "/v1/none", 404),
+        ("GET", "/../../etc/passwd", 404),
+        ("GET", "/%2e%2e/%2e%2e/etc/passwd", 404),
+        ("POST", "//v1/completions", 404),
+        ("PUT", "/metrics", 405),
+    ]:
+        yield BadRequest(f"{method} {path}", path, b"", (status,), method=method)
+    for path, body in [
+        ("/detokenize", {"model": "llama", "tokens": [512]}),
+        ("/detokenize", {"model": "llama", "tokens": ["a"]}),
+        ("/detokenize", {"model": "llama"}),
+        ("/tokenize", {"model": "llama"}),
+        ("/tokenize", {"model": "llama", "prompt": 5}),
+    ]:
+        yield BadRequest(f"{path} {body}", path, json.dumps(body).encode())
+
+
+BAD_REQUESTS = [*numbers(), *fields(), *chats(), *bodies(), *routes()]
