@@ -1,0 +1,1 @@
+"""Shows a report as one page of HTML that fetches nothing."""

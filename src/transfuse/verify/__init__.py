@@ -1,0 +1,1 @@
+"""Compares a served model with the original Transformers module, number by number."""
