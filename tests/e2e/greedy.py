@@ -41,7 +41,7 @@ SCENARIOS = [
 def tiny_cache(folder: Path, longest: int) -> Scenario:
     """A cache that holds the longest request and a third more, so that the others have to give way."""
     with LLM(folder, dtype="float32", kv_cache_memory_bytes=2**29, max_model_len=longest, show_progress=False) as llm:
-        groups = llm._built.engine._runner.groups
+        groups = llm._built.core.engine._runner.groups
     # A window's blocks: what it sees, a step's tokens, and the part of a block that has left it.
     kept = [longest if g.window is None else min(longest, g.window + 2 * BLOCK_SIZE) for g in groups]
     needed = sum(-(-tokens // BLOCK_SIZE) for tokens in kept)
@@ -71,7 +71,7 @@ def check(
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     options = {"dtype": "float32", "show_progress": False, "kv_cache_memory_bytes": 2**29} | settings
     with LLM(folder, **(options | scenario.settings)) as llm:
-        assert llm.model_impl == settings.get("model_impl", "plain"), llm.model_impl_reason
+        assert llm.model_impl == settings.get("model_impl", "fused"), llm.model_impl_reason
         runs = [llm.generate(inputs, params, use_tqdm=False)]
         if scenario.warm:
             runs.append(llm.generate(inputs, params, use_tqdm=False))
@@ -81,6 +81,6 @@ def check(
             assert not wrong, f"{scenario.name}: prompts {wrong} differ"
         if scenario.preempts:
             assert sum(o.metrics.num_preemptions for o in runs[0]) > 0, "the cache was small enough to preempt"
-        scheduler = llm._built.engine.scheduler
+        scheduler = llm._built.core.engine.scheduler
         scheduler.check()
         assert scheduler.pool.num_referenced == 0

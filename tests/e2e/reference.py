@@ -58,11 +58,11 @@ class Reference:
 
 def check_idle(llm: LLM) -> None:
     """Assert that no request is left, nor anything of one."""
-    engine, front = llm._built.engine, llm._front
+    engine, front = llm._built.core.engine, llm._front
     engine.scheduler.check()
     assert not engine.has_unfinished
     assert engine.scheduler.pool.num_referenced == 0
     assert engine._sampler._states == {}
-    assert front._groups == front._group_of == {}
+    assert front._groups == front._group_of == llm._built.core._requests == {}
     if llm.model_impl == "original":
         assert engine._runner._worker._current is None, "a generate of the model goes on"

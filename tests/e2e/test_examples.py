@@ -14,10 +14,13 @@ TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content 
 
 # A line of the output that only a working run can print.
 SHOWN = {
+    "async_generate": "'Water boils at' -> ",
     "offline_generate": "'Once upon a time' -> ",
     "chat": "prompt tokens came from the cache",
     "batch_with_seeds": "the same alone: True",
     "token_ids_and_logprobs": "sum: -",
+    "fuse_training": "the same as unfused: True",
+    "decoder": "2,918,400 parameters",
 }
 
 

@@ -50,7 +50,7 @@ def check_same(outputs: list[RequestOutput], clean: list[RequestOutput]) -> None
 
 
 def model_of(llm: LLM) -> torch.nn.Module:
-    return llm._built.engine._runner._model
+    return llm._built.core.engine._runner._model
 
 
 @contextmanager
@@ -176,7 +176,7 @@ def test_ctrl_c_while_the_model_computes(num_forwards: int, any_llm: LLM, clean:
                 run(any_llm)
         finally:
             left.set()
-        assert not any_llm._built.engine.has_unfinished
+        assert not any_llm._built.core.engine.has_unfinished
         check_same(run(any_llm), clean)
 
 

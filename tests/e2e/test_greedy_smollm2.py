@@ -18,6 +18,10 @@ NUM_TOKENS = 64
 LONGEST_PROMPT = 1500
 
 
+def _name(scenario: Scenario | None) -> str:
+    return "tiny cache" if scenario is None else scenario.name
+
+
 @cache
 def _cases(folder: Path, num_prompts: int) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts, half of them text and half random tokens, with how `generate` continues them."""
@@ -37,11 +41,17 @@ def _cases(folder: Path, num_prompts: int) -> tuple[list[list[int]], list[list[i
     return prompts, generated(folder, prompts, NUM_TOKENS)
 
 
-@pytest.mark.parametrize("scenario", [*SCENARIOS, None], ids=lambda s: s.name if s else "tiny cache")
+# Fused code is what most models run; without it, every second way of running shows enough.
+CASES = [*((s, "fused") for s in (*SCENARIOS, None)), *((s, "plain") for s in SCENARIOS[1::2])]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "implementation"), CASES, ids=lambda value: value if isinstance(value, str) else _name(value)
+)
 def test_greedy_tokens_equal_generates(
-    scenario: Scenario | None, smollm2_folder: Path, num_prompts: int, tmp_path: Path
+    scenario: Scenario | None, implementation: str, smollm2_folder: Path, num_prompts: int, verdicts: Path
 ) -> None:
     prompts, expected = _cases(smollm2_folder, num_prompts)
     if scenario is None:
         scenario = tiny_cache(smollm2_folder, LONGEST_PROMPT + NUM_TOKENS)
-    check(smollm2_folder, scenario, prompts, expected, cache_dir=tmp_path)
+    check(smollm2_folder, scenario, prompts, expected, model_impl=implementation, cache_dir=verdicts)

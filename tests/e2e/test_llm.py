@@ -170,7 +170,7 @@ def test_parameters_are_checked_against_the_vocabulary(llm: LLM) -> None:
         ({"max_model_len": CONTEXT + 1}, [CONTEXT + 1, CONTEXT]),
         ({"kv_cache_memory_bytes": 40_000, "max_model_len": 256}, [256, 16, "0.00 GiB", "kv_cache_memory_bytes"]),
         ({"kv_cache_memory_bytes": 1}, [CONTEXT, 32, "Set max_model_len to 0"]),
-        ({"model_impl": "fused"}, ["fused", "plain", "original"]),
+        ({"model_impl": "magic"}, ["magic", "fused", "plain", "original"]),
         ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, [8, 4]),
         ({"seed": -1}, [-1]),
     ],
@@ -199,8 +199,17 @@ def test_a_model_that_does_not_exist(tmp_path: Path) -> None:
 
 def test_transformers_is_another_name_for_auto(make_llm: MakeLLM, expected: list[int]) -> None:
     llm = make_llm(model_impl="transformers", kv_cache_memory_bytes=2**24)
-    assert llm.model_impl == "plain"
+    assert llm.model_impl == "fused"
     assert tokens_of(llm.generate(TEXT, GREEDY, use_tqdm=False)) == [expected]
+
+
+def test_the_plan_says_what_was_fused(make_llm: MakeLLM, llm: LLM, expected: list[int]) -> None:
+    fused = make_llm(model_impl="fused", kv_cache_memory_bytes=2**24)
+    plan, summary = fused.fusion_plan, fused.summary()
+    assert plan is not None and plan.counts_as_fused
+    assert plan.num_linears == plan.num_fused_linears == summary["num_linears"] == summary["num_fused_linears"] == 15
+    assert tokens_of(fused.generate(TEXT, GREEDY, use_tqdm=False)) == [expected]
+    assert llm.fusion_plan is None, "it runs plain"
 
 
 def test_the_summary_says_what_runs(llm: LLM, original: LLM) -> None:
@@ -273,7 +282,7 @@ def test_loading_shows_nothing_if_not_wanted(make_llm: MakeLLM, capfd: pytest.Ca
 def test_an_interrupted_call_leaves_nothing_running(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, expected: list[int]
 ) -> None:
-    step, num_steps = llm._front.step, 0
+    step, num_steps = llm._step, 0
 
     def interrupted() -> list[RequestOutput]:
         nonlocal num_steps
@@ -283,7 +292,7 @@ def test_an_interrupted_call_leaves_nothing_running(
         return step()
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(llm._front, "step", interrupted)
+        patch.setattr(llm, "_step", interrupted)
         llm.generate([TEXT] * 5, GREEDY, use_tqdm=False)
     check_idle(llm)
     assert tokens_of(llm.generate(TEXT, GREEDY, use_tqdm=False)) == [expected]
@@ -322,7 +331,7 @@ def test_leaving_a_stream_ends_its_request(
     stream = llm.stream(TEXT, GREEDY)
     next(stream)
     output = next(stream)
-    assert llm._built.engine.scheduler.pool.num_referenced > 0
+    assert llm._built.core.engine.scheduler.pool.num_referenced > 0
     stream.close()
     check_idle(llm)
     assert (output.finished, output.outputs[0].finish_reason) == (True, "abort")
@@ -409,14 +418,14 @@ def test_closing_from_another_thread_waits_for_the_answers(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, expected: list[int]
 ) -> None:
     llm = make_llm(kv_cache_memory_bytes=2**24)
-    step, started, may_go_on = llm._front.step, threading.Event(), threading.Event()
+    step, started, may_go_on = llm._step, threading.Event(), threading.Event()
 
     def slow() -> list[RequestOutput]:
         started.set()
         assert may_go_on.wait(60)
         return step()
 
-    monkeypatch.setattr(llm._front, "step", slow)
+    monkeypatch.setattr(llm, "_step", slow)
     closer = threading.Thread(target=lambda: (started.wait(60), llm.close()))
     closer.start()
     # Long enough for a close that does not wait to be through.
@@ -433,7 +442,7 @@ def test_closing_from_another_thread_waits_for_the_answers(
 @pytest.fixture
 def chat_llm(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """The shared engine, with a chat template."""
-    monkeypatch.setattr(llm.get_tokenizer().hf, "chat_template", TEMPLATE)
+    monkeypatch.setitem(llm.get_tokenizer().templates.sources, "default", TEMPLATE)
     return llm
 
 
@@ -471,7 +480,7 @@ def test_several_conversations(chat_llm: LLM) -> None:
 
 def test_a_template_that_refuses(chat_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}x"
-    monkeypatch.setattr(chat_llm.get_tokenizer().hf, "chat_template", refusing)
+    monkeypatch.setitem(chat_llm.get_tokenizer().templates.sources, "default", refusing)
     with pytest.raises(PromptError, match="user first") as caught:
         chat_llm.chat([CONVERSATION, [{"role": "system", "content": "Be"}]], GREEDY, use_tqdm=False)
     assert caught.value.__notes__ == ["(prompt 1 of 2)"]

@@ -80,23 +80,24 @@ def test_faults_run_as_the_original(fault: str, reason: str, planted: Callable[[
     assert reason in why
     assert tokens == _generated(folder)
 
-    with pytest.raises(UnsupportedModelError, match="model_impl='plain' cannot run PlantedForCausalLM"):
-        LLM(
-            folder,
-            dtype="float32",
-            trust_remote_code=True,
-            cache_dir=tmp_path / "cache",
-            show_progress=False,
-            model_impl="plain",
-        )
+    for asked in ("fused", "plain"):
+        with pytest.raises(UnsupportedModelError, match=f"model_impl='{asked}' cannot run PlantedForCausalLM"):
+            LLM(
+                folder,
+                dtype="float32",
+                trust_remote_code=True,
+                cache_dir=tmp_path / "cache",
+                show_progress=False,
+                model_impl=asked,
+            )
 
 
 @pytest.mark.parametrize("fault", ["", "scales"])
-def test_what_is_no_fault_runs_plain(fault: str, planted: Callable[[str], Path], tmp_path: Path) -> None:
+def test_what_is_no_fault_runs_fused(fault: str, planted: Callable[[str], Path], tmp_path: Path) -> None:
     """Code after `lm_head` is the model's own and runs; only what mixes rows is a fault."""
     folder = planted(fault)
     implementation, why, tokens = _run(folder, tmp_path / "cache")
-    assert implementation == "plain", why
+    assert implementation == "fused", why
     assert tokens == _generated(folder)
 
 
@@ -104,7 +105,7 @@ def test_trusting_the_plan_skips_the_check(planted: Callable[[str], Path], tmp_p
     """And the tokens are wrong: what the check is for."""
     folder = planted("convolves")
     implementation, why, tokens = _run(folder, tmp_path / "cache", trust_plan=True)
-    assert implementation == "plain"
+    assert implementation == "fused"
     assert "trust_plan" in why
     assert tokens != _generated(folder)
 

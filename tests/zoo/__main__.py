@@ -1,4 +1,4 @@
-"""Command line of the zoo: `python -m tests.zoo check | save | list`."""
+"""Command line of the zoo: `python -m tests.zoo check | save | fusions | list`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.zoo import MODEL_TYPES, VARIANT_NAMES, save
 from tests.zoo.check import check, offline_and_quiet, summary
 from tests.zoo.data.notes import UNUSABLE
 from tests.zoo.facts import write_facts
+from tests.zoo.fusions import table
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,6 +38,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("names", nargs=1, metavar="NAME")
     command.add_argument("folder", type=Path)
     command.set_defaults(run=_save)
+    command = commands.add_parser("fusions", help="print docs/fusion-zoo.md: what is fused in each type")
+    command.add_argument("names", nargs="*", metavar="NAME", help="model types; none: all")
+    command.set_defaults(run=_fusions)
     command = commands.add_parser("list", help="print all names")
     command.set_defaults(run=_list, names=[])
     return parser
@@ -61,6 +65,13 @@ def _check(args: argparse.Namespace) -> int:
 def _save(args: argparse.Namespace) -> int:
     with offline_and_quiet():
         save(args.names[0], args.folder)
+    return 0
+
+
+def _fusions(args: argparse.Namespace) -> int:
+    with offline_and_quiet():
+        page = table(args.names or MODEL_TYPES)
+    print(page, end="")
     return 0
 
 
