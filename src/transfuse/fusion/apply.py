@@ -15,9 +15,11 @@ from transfuse.fusion.fuser import Fuser, Match, Refusal
 from transfuse.fusion.fusers import FUSERS
 from transfuse.fusion.linears import linear_module, linear_of
 from transfuse.fusion.plan import LINEAR_FUSERS, Fusion, FusionPlan, Kept, KindPlan, Status
+from transfuse.fusion.settled import settled_of
 from transfuse.fusion.sharding import styles_of
 from transfuse.rewrite.compiled import compile_method
 from transfuse.rewrite.edit import Edits
+from transfuse.rewrite.fold import Known, fold
 from transfuse.rewrite.source import MethodSource, RewriteRefused, method_source
 from transfuse.trace.graph import ModelTrace, Trace
 
@@ -155,13 +157,14 @@ def _kind(trace: Trace, paths: tuple[str, ...], model: ModelTrace, fusers: Seque
         kept = (Kept("trace", trace.error or ""),)
         plan = KindPlan(**described, status="refused" if linears else "kept", kept=kept)
         return FusedKind(plan, called=tuple(str(node.target) for node in linears))
-    applied, refused, source = _applied(trace, model, fusers)
+    known = settled_of(model.root.get_submodule(trace.path), model.root)
+    applied, refused, source = _applied(trace, model, fusers, known)
     fused = {node for match in applied for node in match.nodes}
     called = tuple(str(node.target) for node in linears if node not in fused)
     if source is None or not applied:
         status: Status = "refused" if refused else "kept"
         return FusedKind(KindPlan(**described, status=status, kept=_kept(refused)), called=called)
-    return _rewritten(trace, source, applied, refused, described, called, styles_of(trace, model))
+    return _rewritten(trace, source, known, applied, refused, described, called, styles_of(trace, model))
 
 
 def _experts_kind(trace: Trace, model: ModelTrace, described: dict[str, Any]) -> FusedKind:
@@ -174,7 +177,7 @@ def _experts_kind(trace: Trace, model: ModelTrace, described: dict[str, Any]) ->
 
 
 def _applied(
-    trace: Trace, model: ModelTrace, fusers: Sequence[Fuser]
+    trace: Trace, model: ModelTrace, fusers: Sequence[Fuser], known: Known
 ) -> tuple[list[Match], list[Refusal], MethodSource | None]:
     """Matches that share no node and can be applied one on top of the other, what was nearly one, and the source."""
     applied: list[Match] = []
@@ -190,7 +193,7 @@ def _applied(
                 continue
             try:
                 source = source or _source(trace)
-                _edited(source, [*applied, found]).apply()
+                _edited(source, [*applied, found], known).apply()
             except RewriteRefused as error:
                 refused.append(Refusal(found.fuser, str(error)))
             else:
@@ -209,6 +212,7 @@ def _source(trace: Trace) -> MethodSource:
 def _rewritten(
     trace: Trace,
     source: MethodSource,
+    known: Known,
     applied: list[Match],
     refused: list[Refusal],
     described: dict[str, Any],
@@ -216,7 +220,7 @@ def _rewritten(
     styles: Mapping[str, str],
 ) -> FusedKind:
     try:
-        method = compile_method(source, _edited(source, applied).apply())
+        method = compile_method(source, fold(_edited(source, applied, known).apply(), known))
     except RewriteRefused as error:
         refused += [Refusal(match.fuser, str(error)) for match in applied]
         called += tuple(child for match in applied if match.fuser in LINEAR_FUSERS for child in match.children)
@@ -241,8 +245,8 @@ def _styles(match: Match, styles: Mapping[str, str]) -> dict[str, str]:
     return {name: styles.get(name, style) for name, style in match.sharding.items()}
 
 
-def _edited(source: MethodSource, matches: Iterable[Match]) -> Edits:
-    edits = Edits(source)
+def _edited(source: MethodSource, matches: Iterable[Match], known: Known) -> Edits:
+    edits = Edits(source, known)
     for match in matches:
         match.rewrite(edits)
     return edits

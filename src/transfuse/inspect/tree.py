@@ -169,6 +169,7 @@ _MOST_RANGES = 6
 
 
 def fusion_line(fusion: Fusion) -> str:
-    """`qkv: q_proj, k_proj, v_proj → linear`."""
+    """`qkv: q_proj, k_proj, v_proj → linear`; of what goes through a seam, the name alone."""
     what = f": {', '.join(fusion.children)}" if fusion.children else ""
-    return f"{fusion.fuser}{what} → {', '.join(fusion.kernels)}"
+    ops = f" → {', '.join(fusion.kernels)}" if fusion.kernels else ""
+    return f"{fusion.fuser}{what}{ops}"

@@ -11,6 +11,7 @@ from torch import nn
 from transformers.integrations.moe import ExpertsInterface
 
 from transfuse.kernels.torch_ops import executions
+from transfuse.layers.configs import implementation_of
 
 EXPERTS_NAME = "transfuse_experts"
 
@@ -19,15 +20,8 @@ EXPERTS_NAME = "transfuse_experts"
 def fused_experts_of(model: nn.Module) -> Iterator[None]:
     """Within it, the experts of `model` that declare the seam `use_experts_implementation` go to `experts_forward`."""
     ExpertsInterface.register(EXPERTS_NAME, experts_forward)
-    configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    before = [(c, c._experts_implementation) for c in configs.values() if hasattr(c, "_experts_implementation")]
-    for config, _ in before:
-        config._experts_implementation = EXPERTS_NAME
-    try:
+    with implementation_of(model, "_experts_implementation", EXPERTS_NAME):
         yield
-    finally:
-        for config, implementation in before:
-            config._experts_implementation = implementation
 
 
 def experts_forward(

@@ -9,8 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from transfuse.rewrite.branches import first_branch, side_effect
+from transfuse.rewrite.fold import Known, decided, settled_in
 from transfuse.rewrite.liveness import assigned_names
-from transfuse.rewrite.scope import binds, bodies, holds, in_order, is_certain, is_needed_after, is_reached_through
+from transfuse.rewrite.scope import (
+    asks_for_parts,
+    binds,
+    bodies,
+    holds,
+    in_order,
+    is_certain,
+    is_needed_after,
+    is_reached_through,
+)
 from transfuse.rewrite.source import MethodSource, RewriteRefused, find_expression, position_of
 from transfuse.trace.graph import Position
 
@@ -30,8 +40,15 @@ class Edits:
         source: the method.
     """
 
-    def __init__(self, source: MethodSource) -> None:
+    def __init__(self, source: MethodSource, known: Known | None = None) -> None:
+        """Start without changes.
+
+        Args:
+            source: the method.
+            known: what is the same for all objects that the method runs on; conditions on it are no branches.
+        """
         self.source = source
+        self._known = known and settled_in(source.tree, known)
         self._names = {node.id for node in ast.walk(source.tree) if isinstance(node, ast.Name)}
         self._names |= {argument.arg for argument in ast.walk(source.tree) if isinstance(argument, ast.arg)}
         self._replacements: dict[Position, ast.expr] = {}
@@ -80,7 +97,7 @@ class Edits:
         """
         expression, statement = self.expression(position), self.statement_at(position)
         self._refuse_loops(statement)
-        if not is_certain(statement, expression):
+        if not is_certain(statement, expression, self._is_settled):
             raise RewriteRefused(f"the expression may not be evaluated ({self.source.where(position)})")
         self._insertions.append((statement, [_filled(_unplaced(new), holes) for new in ast.parse(code).body]))
 
@@ -137,7 +154,9 @@ class Edits:
 
         Neither a `with` nor a `try` may begin between them.
         """
-        return is_reached_through(self.source.tree, self.statement_at(first), self.statement_at(later))
+        return is_reached_through(
+            self.source.tree, self.statement_at(first), self.statement_at(later), self._is_settled
+        )
 
     def rebound_between(self, name: str, first: Position, last: Position) -> bool:
         """Whether a variable may be bound to another value from the evaluation of `first` to that of `last`."""
@@ -147,6 +166,9 @@ class Edits:
         if any(isinstance(n, ast.NamedExpr) and binds(n.target, name) for n in (*ast.walk(start), *ast.walk(stop))):
             return True
         return any(binds(node, name) for node in nodes[order[id(start)] : order[id(stop)]])
+
+    def _is_settled(self, test: ast.expr) -> bool:
+        return asks_for_parts(test) or (self._known is not None and decided(test, self._known) is not None)
 
     def _free(self, position: Position) -> ast.expr:
         old = find_expression(self.source, position)

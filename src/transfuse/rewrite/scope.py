@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+IsSettled = Callable[[ast.expr], bool]
 
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 # What runs inside has another meaning (autocast, no_grad), or runs at another time.
@@ -77,12 +79,18 @@ def _is_own(node: ast.expr) -> bool:
     return False
 
 
-def is_certain(statement: ast.stmt, expression: ast.expr) -> bool:
-    """Whether an expression is evaluated whenever its statement is."""
+def is_certain(statement: ast.stmt, expression: ast.expr, is_settled: IsSettled = asks_for_parts) -> bool:
+    """Whether an expression is evaluated whenever its statement is.
+
+    Args:
+        statement: holds it.
+        expression: was evaluated once.
+        is_settled: tells conditions that turn out alike each time.
+    """
     for node in ast.walk(statement):
         if node is expression or not isinstance(node, ast.expr) or not holds(node, expression):
             continue
-        if isinstance(node, ast.IfExp) and not holds(node.test, expression) and not asks_for_parts(node.test):
+        if isinstance(node, ast.IfExp) and not holds(node.test, expression) and not is_settled(node.test):
             return False
         if isinstance(node, ast.BoolOp) and not holds(node.values[0], expression):
             return False
@@ -91,8 +99,15 @@ def is_certain(statement: ast.stmt, expression: ast.expr) -> bool:
     return True
 
 
-def is_reached_through(tree: ast.AST, first: ast.stmt, later: ast.stmt) -> bool:
-    """Whether `later` runs only after `first` did, in the same context, or is the same statement."""
+def is_reached_through(tree: ast.AST, first: ast.stmt, later: ast.stmt, is_settled: IsSettled = asks_for_parts) -> bool:
+    """Whether `later` runs only after `first` did, in the same context, or is the same statement.
+
+    Args:
+        tree: the method.
+        first: ran once, and so did `later`.
+        later: see above.
+        is_settled: tells conditions that turn out alike each time.
+    """
     statement: ast.AST = first
     while statement is not tree:
         owner, body = next((owner, body) for owner, body in bodies(tree) if any(s is statement for s in body))
@@ -102,7 +117,7 @@ def is_reached_through(tree: ast.AST, first: ast.stmt, later: ast.stmt) -> bool:
                 between = [n for n in ast.walk(following) if isinstance(n, _WALLS) and n is not later]
                 return not any(holds(wall, later) for wall in between if not holds(wall, first))
         # Out of a branch that every object of the kind takes.
-        if not (isinstance(owner, ast.If) and asks_for_parts(owner.test)):
+        if not (isinstance(owner, ast.If) and is_settled(owner.test)):
             return False
         statement = owner
     return False

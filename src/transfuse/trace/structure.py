@@ -13,7 +13,7 @@ from torch import nn
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type, Enum)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 # What every module has; its tensors, children and hooks are looked at by themselves.
-_INTERNAL = frozenset(vars(nn.Module())) - {"training"}
+INTERNAL = frozenset(vars(nn.Module())) - {"training"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _DEPTH = 6
 
@@ -27,6 +27,11 @@ def structure_of(root: nn.Module) -> dict[int, int]:
     visit = _Visit()
     visit.module(root, None)
     return visit.found
+
+
+def numbers_place(name: str, value: object) -> bool:
+    """Whether a setting may only number its module in a list of layers."""
+    return type(value) is int and name.endswith(("idx", "index", "id"))
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -46,9 +51,8 @@ class _Visit:
         is_list = isinstance(module, nn.ModuleList)
         children = tuple(
             # Of the modules of a list only what they are counts, and in which order.
-            (name, self.module(child, int(name) if is_list and name.isdigit() else index))
+            (name, None if child is None else self.module(child, int(name) if is_list and name.isdigit() else index))
             for name, child in module._modules.items()
-            if child is not None
         )
         tensors = tuple(
             (name, None if tensor is None else (tuple(tensor.shape), tensor.dtype))
@@ -64,10 +68,7 @@ class _Visit:
         return tuple(
             (name, self._setting(value, _DEPTH))
             for name, value in sorted(vars(module).items())
-            if name not in _INTERNAL
-            and not (
-                index is not None and type(value) is int and value == index and name.endswith(("idx", "index", "id"))
-            )
+            if name not in INTERNAL and not (index is not None and numbers_place(name, value) and value == index)
         )
 
     def _setting(self, value: Any, depth: int) -> object:

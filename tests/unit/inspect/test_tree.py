@@ -5,8 +5,10 @@ from pathlib import Path
 from transformers import Qwen3MoeConfig
 
 from tests.unit.inspect.models import Fails, Shared, Stack, llama_config, report_of
+from transfuse.fusion.plan import Fusion
 from transfuse.inspect.python_class import load_class_subject
 from transfuse.inspect.report import Report, inspect_subject
+from transfuse.inspect.tree import fusion_line
 
 
 def report_on(cls: type, tmp_path: Path) -> Report:
@@ -71,3 +73,8 @@ def test_a_broken_forward_is_told_once_where_it_broke(tmp_path: Path) -> None:
     by_name = {node.label: node.status for node in report.tree.walk()}
     assert by_name["second"] == "not run"
     assert report.after is None
+
+
+def test_what_goes_through_a_seam_names_no_op() -> None:
+    assert fusion_line(Fusion("attention", (), ())) == "attention"
+    assert fusion_line(Fusion("qkv", ("q", "k"), ("linear",))) == "qkv: q, k → linear"

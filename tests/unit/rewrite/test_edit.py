@@ -10,13 +10,14 @@ import pytest
 
 from transfuse.rewrite.compiled import compile_method
 from transfuse.rewrite.edit import Edits
+from transfuse.rewrite.fold import Found, Known
 from transfuse.rewrite.source import RewriteRefused, method_source, position_of
 from transfuse.trace.graph import Position
 
 _made = 0
 
 
-def edits_of(body: str, arguments: str = "self, x, y=None") -> Edits:
+def edits_of(body: str, arguments: str = "self, x, y=None", known: Known | None = None) -> Edits:
     """Edits of a method with this body."""
     global _made  # noqa: PLW0603
     _made += 1
@@ -25,7 +26,7 @@ def edits_of(body: str, arguments: str = "self, x, y=None") -> Edits:
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     space: dict[str, Any] = {}
     exec(compile(text, file, "exec"), space)
-    return Edits(method_source(space["forward"]))
+    return Edits(method_source(space["forward"]), known)
 
 
 def place(edits: Edits, text: str, index: int = 0) -> Position:
@@ -175,6 +176,24 @@ def test_statements_go_where_the_expression_is_sure_to_be_evaluated(body: str, c
 def test_follows(body: str, expected: bool) -> None:
     edits = edits_of(body)
     assert edits.follows(place(edits, "self.a(x)"), place(edits, "self.b(x)")) is expected
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [("self.use", True), ("self.other", False), ("y", False), ("self.use and y", False), ("self.changed", False)],
+)
+def test_a_branch_that_every_object_takes_is_no_branch(test: str, expected: bool) -> None:
+    def known(path: tuple[str, ...]) -> bool | Found:
+        return path in (("use",), ("changed",)) or Found.UNKNOWN
+
+    edits = edits_of(f"self.changed = y\nif {test}:\n    x = self.a(x)\nreturn self.b(x)", known=known)
+    assert edits.follows(place(edits, "self.a(x)"), place(edits, "self.b(x)")) is expected
+
+
+def test_an_expression_in_the_part_of_a_condition_that_every_object_evaluates() -> None:
+    edits = edits_of("return self.a(x) if self.use else x", known=lambda path: True)
+    edits.insert_before(place(edits, "self.a(x)"), "z = 1")
+    assert result(edits) == ["z = 1", "return self.a(x) if self.use else x"]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,12 @@ def test_shapes(settings: dict[str, Any]) -> None:
     assert num_kinds(Layer(0), Layer(1, **settings)) == 2
 
 
+def test_a_child_that_is_none_and_one_that_is_not_there() -> None:
+    layer = Layer(1)
+    layer.register_module("norm", None)
+    assert num_kinds(Layer(0), layer) == 2
+
+
 def test_modes_dtypes_and_hooks() -> None:
     assert num_kinds(Layer(0), Layer(1).eval()) == 2
     assert num_kinds(Layer(0), Layer(1).half()) == 2
