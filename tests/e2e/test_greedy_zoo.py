@@ -1,4 +1,4 @@
-"""Ten small architectures: every way the engine may run a request gives the tokens of `generate`."""
+"""Twelve small architectures: every way the engine may run a request gives the tokens of `generate`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ TYPES = [
     "gpt2",
     "mistral",
     "gpt_oss",
+    "deepseek_v3",
+    "minicpm3",
 ]
 # Fused code is what most models run; of the same seams without it, every second type shows enough.
 CASES = [*((name, "fused") for name in TYPES), *((name, "plain") for name in TYPES[::2])]

@@ -121,9 +121,9 @@ def wrong_rotary(monkeypatch: pytest.MonkeyPatch, built: BuiltEngine) -> None:
 def mixed_requests(monkeypatch: pytest.MonkeyPatch, built: BuiltEngine) -> None:
     init = PagedCache.__init__
 
-    def mixed(self: PagedCache, kv_cache: Any, context: Any) -> None:
+    def mixed(self: PagedCache, kv_cache: Any, context: Any, layout: Any) -> None:
         tables = tuple(table.flip(0) for table in context.block_table)
-        init(self, kv_cache, dataclasses.replace(context, block_table=tables))
+        init(self, kv_cache, dataclasses.replace(context, block_table=tables), layout)
 
     monkeypatch.setattr(PagedCache, "__init__", mixed)
 

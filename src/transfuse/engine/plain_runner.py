@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import torch
 from transformers import PreTrainedModel
 
-from transfuse.cache.groups import LayerSpec, group_layers
+from transfuse.cache.groups import group_layers
 from transfuse.cache.kv_cache import KVCache, block_bytes
 from transfuse.engine.runner import ModelRunner, PromptLogits, StepLogits
 from transfuse.engine.scheduler import Batch
@@ -41,12 +41,13 @@ class PlainRunner(ModelRunner):
         self._block_size = 0
         with ExitStack() as restore:
             restore.enter_context(paged_attention_of(model))
-            self._specs = self._probe_layers()
+            probe = self._probe_layers()
+            self._specs, self._layout = probe.specs(), probe.layout()
             # Kept open until close(); an error above has already undone it.
             self._restore = restore.pop_all()
         self.groups = group_layers(self._specs)
 
-    def _probe_layers(self) -> list[LayerSpec]:
+    def _probe_layers(self) -> LayerProbe:
         zeros = torch.zeros(MIN_ROWS, dtype=torch.int64)
         row = torch.tensor([0, MIN_ROWS], dtype=torch.int32)
         probe = LayerProbe()
@@ -61,7 +62,7 @@ class PlainRunner(ModelRunner):
             logit_rows=zeros,
         )
         self._forward(probe, context)
-        return probe.specs()
+        return probe
 
     def bytes_per_block(self, block_size: int) -> int:
         """See `ModelRunner.bytes_per_block`."""
@@ -80,7 +81,7 @@ class PlainRunner(ModelRunner):
         assert self._kv is not None, "allocate() comes first"
         self._kv.zero_blocks(batch.fresh_blocks)
         inputs = build_step_inputs(batch, len(self.groups), self._block_size)
-        logits = self._forward(PagedCache(self._kv, inputs.context), inputs.context)
+        logits = self._forward(PagedCache(self._kv, inputs.context, self._layout), inputs.context)
         return StepLogits(
             logits[: len(inputs.sampling)],
             inputs.sampling,
@@ -91,14 +92,17 @@ class PlainRunner(ModelRunner):
     def _forward(self, cache: RaggedCache, context: StepContext) -> torch.Tensor:
         """Logits [rows, V] of `context.logit_rows`."""
         arguments = self._arguments
-        wanted = {"logits_to_keep": context.logit_rows} if arguments.takes_logit_rows else {}
+        input_ids = context.input_ids.unsqueeze(0)
+        more = {"logits_to_keep": context.logit_rows} if arguments.takes_logit_rows else {}
+        if arguments.takes_mask:
+            more["attention_mask"] = torch.ones_like(input_ids)
         with attending_to(cache):
             output = self._model(
-                input_ids=context.input_ids.unsqueeze(0),
+                input_ids=input_ids,
                 position_ids=context.positions.unsqueeze(0),
                 use_cache=True,
                 **{arguments.cache: cache},
-                **wanted,
+                **more,
             )
         logits: torch.Tensor = output.logits[0]
         return logits if arguments.takes_logit_rows else logits[context.logit_rows]

@@ -31,7 +31,7 @@ from transfuse.sampling_params import SamplingParams
 log = logging.getLogger(__name__)
 
 # Raise when the check itself changes, so that old verdicts are not trusted.
-CHECK_VERSION = 3
+CHECK_VERSION = 4
 
 # Longer than the windows of a shrunk config, of unlike lengths, one of a single token.
 _PROMPT_LENGTHS = (23, 5, 1, 14)

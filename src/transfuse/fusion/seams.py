@@ -13,6 +13,7 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from transfuse.layers.attention import attending_to, paged_attention_forward
+from transfuse.layers.configs import implementation_of
 from transfuse.layers.experts import fused_experts_of
 from transfuse.layers.forward_arguments import ForwardArguments
 from transfuse.layers.layer_probe import LayerProbe
@@ -38,13 +39,16 @@ def run_ragged(twin: Any, recorder: Recorder, probe: LayerProbe) -> None:
         _attention_of(twin, recorder, paged_attention_forward, ragged_mask),
         fused_experts_of(twin),
     ):
-        rows = {"logits_to_keep": torch.arange(NUM_TOKENS)} if arguments.takes_logit_rows else {}
+        input_ids = torch.zeros(1, NUM_TOKENS, dtype=torch.int64)
+        more = {"logits_to_keep": torch.arange(NUM_TOKENS)} if arguments.takes_logit_rows else {}
+        if arguments.takes_mask:
+            more["attention_mask"] = torch.ones_like(input_ids)
         with attending_to(probe), _one_node(recorder, probe):
             twin(
-                input_ids=torch.zeros(1, NUM_TOKENS, dtype=torch.int64),
+                input_ids=input_ids,
                 position_ids=torch.arange(NUM_TOKENS).unsqueeze(0),
                 use_cache=True,
-                **{arguments.cache: probe, **rows},
+                **{arguments.cache: probe, **more},
             )
 
 
@@ -71,15 +75,8 @@ def _attention_of(
     attention.is_attention = True  # type: ignore[attr-defined]
     AttentionInterface.register(_NAME, recorder.opaque(attention))
     AttentionMaskInterface.register(_NAME, mask)
-    configs: dict[int, Any] = {id(m.config): m.config for m in twin.modules() if hasattr(m, "config")}
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    for config, _ in before:
-        config._attn_implementation = _NAME
-    try:
+    with implementation_of(twin, "_attn_implementation", _NAME):
         yield
-    finally:
-        for config, implementation in before:
-            config._attn_implementation = implementation
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from transfuse.errors import UnsupportedModelError
+from transfuse.layers.configs import implementation_of
 from transfuse.layers.ragged_cache import RaggedCache
 from transfuse.layers.ragged_mask import RaggedMask, ragged_mask
 
@@ -39,21 +40,11 @@ def attending_to(cache: RaggedCache) -> Iterator[RaggedCache]:
 
 @contextmanager
 def paged_attention_of(model: nn.Module) -> Iterator[None]:
-    """Within it, the attention layers of `model` go to the paged cache.
-
-    Every config in the model is switched, since composite models hand sub-configs to their layers.
-    """
+    """Within it, the attention layers of `model` go to the paged cache."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
     AttentionMaskInterface.register(ATTENTION_NAME, ragged_mask)
-    configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    for config, _ in before:
-        config._attn_implementation = ATTENTION_NAME
-    try:
+    with implementation_of(model, "_attn_implementation", ATTENTION_NAME):
         yield
-    finally:
-        for config, implementation in before:
-            config._attn_implementation = implementation
 
 
 def paged_attention_forward(

@@ -17,10 +17,13 @@ class ForwardArguments:
     Attributes:
         cache: its argument for the cache.
         takes_logit_rows: whether it computes the logits of chosen rows only.
+        takes_mask: whether it takes a mask of padding. A row has no padding, but code that is given no mask may ask
+            the cache for a length to make one.
     """
 
     cache: str
     takes_logit_rows: bool
+    takes_mask: bool
 
     @classmethod
     def of(cls, model_class: type[nn.Module]) -> ForwardArguments:
@@ -35,7 +38,7 @@ class ForwardArguments:
         cache = next((name for name in ("cache", "past_key_values") if name in names), None)
         if cache is None:
             raise UnsupportedModelError(f"{model_class.__name__}.forward takes no cache")
-        return cls(cache, "logits_to_keep" in names)
+        return cls(cache, "logits_to_keep" in names, "attention_mask" in names)
 
 
 def _parameter_names(model_class: type) -> set[str]:

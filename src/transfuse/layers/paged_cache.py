@@ -7,6 +7,8 @@ import torch
 # Registers the ops that are called below.
 import transfuse.kernels.torch_ops  # noqa: F401
 from transfuse.cache.kv_cache import KVCache
+from transfuse.errors import UnsupportedModelError
+from transfuse.layers.cache_layout import CacheLayout
 from transfuse.layers.ragged_cache import RaggedCache
 from transfuse.layers.ragged_mask import RaggedMask
 from transfuse.layers.step_context import StepContext
@@ -22,12 +24,34 @@ class PagedCache(RaggedCache):
     Args:
         kv_cache: the pages.
         context: the step.
+        layout: which tensors of the forward the layers of `kv_cache` keep.
     """
 
-    def __init__(self, kv_cache: KVCache, context: StepContext) -> None:
+    def __init__(self, kv_cache: KVCache, context: StepContext, layout: CacheLayout) -> None:
         super().__init__()
         self._kv = kv_cache
         self._context = context
+        self._layer_of_update = layout.of_update
+        self._derived = iter(layout.of_derived)
+
+    def keep_update(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep them in the layer that the layout says, unless only what is derived from them is attended to."""
+        try:
+            layer = self._layer_of_update[layer_idx]
+        except KeyError:
+            raise UnsupportedModelError(
+                f"cache layer {layer_idx} is written in this step and was not in the first forward"
+            ) from None
+        if layer is not None:
+            super().keep_update(layer, key, value)
+
+    def keep_derived(self, key: torch.Tensor, value: torch.Tensor) -> int:
+        """Keep them in the next of the layers that the layout has for derived keys and values."""
+        layer = next(self._derived, None)
+        if layer is None:
+            return super().keep_derived(key, value)
+        self._store_row(layer, key, value)
+        return layer
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write the row's keys and values to the slots of the layer's group."""

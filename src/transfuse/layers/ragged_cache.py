@@ -39,6 +39,10 @@ class RaggedCache(Cache, ABC):
     `update` returns the tensors it was given, and attention layers hand them to the attention function. Which cache
     layer they belong to is found by their identity, not by the module: a looped model calls one module for several
     cache layers, and layers that share keys are handed another layer's tensors.
+
+    Some models attend to what they derive from these tensors instead, such as keys and values expanded from a latent.
+    On a ragged row the derivation is of the step's own tokens, so what is attended to is itself kept, and the tensors
+    of the update are not.
     """
 
     # Not calling Cache.__init__ is the point: every attribute that it would set is refused by name instead.
@@ -71,23 +75,39 @@ class RaggedCache(Cache, ABC):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the row's keys and values, each [1, num_kv_heads, T, dim], and return them unchanged."""
-        if key_states.dim() != 4 or key_states.shape[0] != 1:
-            raise UnsupportedModelError(
-                f"{_caller()} stores keys of shape {tuple(key_states.shape)}; expected [1, heads, tokens, dim]"
-            )
-        self.store(layer_idx, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
-        self._layer_of_key[id(key_states)] = (key_states, value_states, layer_idx)
+        _check_row(key_states)
+        self.keep_update(layer_idx, key_states, value_states)
         return key_states, value_states
 
-    def layer_of(self, key: torch.Tensor, value: torch.Tensor) -> int:
-        """The cache layer whose `update` returned `key` and `value`.
+    def keep_update(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep what the model hands to `update` as its layer `layer_idx`, in the cache layer of that number."""
+        self._store_row(layer_idx, key, value)
+        self._layer_of_key[id(key)] = (key, value, layer_idx)
+
+    def _store_row(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        self.store(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+
+    def keep_derived(self, key: torch.Tensor, value: torch.Tensor) -> int:
+        """Keep the row's keys and values that an attention layer was given and no `update` returned.
+
+        Returns:
+            The cache layer.
 
         Raises:
-            UnsupportedModelError: no `update` returned them, so that what the layer attends to is not in the cache.
+            UnsupportedModelError: they cannot come from the cache's, so that nothing says whose they are.
+        """
+        raise UnsupportedModelError("an attention layer attends to keys or values that are not the cache's")
+
+    def layer_of(self, key: torch.Tensor, value: torch.Tensor) -> int:
+        """The cache layer of an attention call: of the `update` that returned `key` and `value`, or one of its own.
+
+        Raises:
+            UnsupportedModelError: no `update` returned them and they cannot be kept.
         """
         found = self._layer_of_key.get(id(key))
         if found is None or found[1] is not value:
-            raise UnsupportedModelError("an attention layer attends to keys or values that are not the cache's")
+            _check_row(key)
+            return self.keep_derived(key, value)
         return found[2]
 
     def forget_keys(self) -> None:
@@ -133,6 +153,13 @@ class RaggedCache(Cache, ABC):
         if name.startswith("__"):
             raise AttributeError(name)
         _refuse_call(name)
+
+
+def _check_row(key: torch.Tensor) -> None:
+    if key.dim() != 4 or key.shape[0] != 1:
+        raise UnsupportedModelError(
+            f"{_caller()} stores keys of shape {tuple(key.shape)}; expected [1, heads, tokens, dim]"
+        )
 
 
 def _refuse_call(name: str) -> NoReturn:

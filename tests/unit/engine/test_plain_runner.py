@@ -59,7 +59,14 @@ class NoCache:
     ],
 )
 def test_arguments_are_read_off_the_signature(model_class: Any, cache: str, takes_logit_rows: bool) -> None:
-    assert ForwardArguments.of(model_class) == ForwardArguments(cache, takes_logit_rows)
+    assert ForwardArguments.of(model_class) == ForwardArguments(cache, takes_logit_rows, takes_mask=False)
+
+
+def test_a_mask_is_handed_to_forwards_that_take_one() -> None:
+    class TakesMask(TakesCache):
+        def forward(self, input_ids: Any, position_ids: Any, cache: Any, attention_mask: Any = None) -> None: ...
+
+    assert ForwardArguments.of(TakesMask) == ForwardArguments("cache", False, takes_mask=True)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +109,7 @@ def test_close_gives_the_model_back() -> None:
     assert torch.equal(model(input_ids=ids).logits, logits)
 
 
-@pytest.mark.parametrize("name", ["bloom", "mamba", "falcon", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["bloom", "mamba", "falcon", "deepseek_v32"])
 def test_a_refusal_gives_the_model_back(name: str) -> None:
     model = build(name)
     before = _implementations(model)

@@ -7,12 +7,15 @@ import torch
 
 from transfuse.cache.groups import LayerSpec, group_layers
 from transfuse.cache.kv_cache import KVCache
+from transfuse.errors import UnsupportedModelError
+from transfuse.layers.cache_layout import CacheLayout
 from transfuse.layers.paged_cache import PagedCache
 from transfuse.layers.ragged_mask import RaggedMask
 from transfuse.layers.step_context import StepContext
 
 BLOCK_SIZE, HEADS = 4, 4
 SPECS = [LayerSpec("full", None, 2, 6, 3), LayerSpec("sliding", 3, 1, 6, 6)]
+BY_INDEX = CacheLayout({0: 0, 1: 1}, ())
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def random_row(spec: LayerSpec, num_tokens: int = 6) -> tuple[torch.Tensor, torc
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_layer_writes_to_the_slots_of_its_group(layer: int, kv: KVCache) -> None:
-    cache = PagedCache(kv, prompt_of_six(num_padding=2))
+    cache = PagedCache(kv, prompt_of_six(num_padding=2), BY_INDEX)
     key, value = random_row(SPECS[layer], num_tokens=8)
     assert cache.update(key, value, layer) == (key, value)
     first, second = ((3, 1), (5, 6))[layer]
@@ -87,7 +90,7 @@ def formula(
 @pytest.mark.parametrize("softcap", [None, 0.5])
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_attention_reads_what_was_written(layer: int, softcap: float | None, with_sinks: bool, kv: KVCache) -> None:
-    cache = PagedCache(kv, prompt_of_six(num_padding=1))
+    cache = PagedCache(kv, prompt_of_six(num_padding=1), BY_INDEX)
     rows = [random_row(spec, num_tokens=7) for spec in SPECS]
     for index, row in enumerate(rows):
         cache.update(*row, index)
@@ -111,7 +114,7 @@ def test_attention_reads_what_was_written(layer: int, softcap: float | None, wit
 
 def test_a_later_step_sees_the_earlier_one(kv: KVCache) -> None:
     key, value = random_row(SPECS[0])
-    first = PagedCache(kv, prompt_of_six())
+    first = PagedCache(kv, prompt_of_six(), BY_INDEX)
     first.update(key, value, 0)
     context = StepContext(
         input_ids=torch.zeros(4, dtype=torch.int64),
@@ -123,7 +126,7 @@ def test_a_later_step_sees_the_earlier_one(kv: KVCache) -> None:
         slot_mapping=(torch.tensor([1 * BLOCK_SIZE + 2]), torch.tensor([6 * BLOCK_SIZE + 2])),
         logit_rows=torch.zeros(4, dtype=torch.int64),
     )
-    second = PagedCache(kv, context)
+    second = PagedCache(kv, context, BY_INDEX)
     new_key, new_value = random_row(SPECS[0], num_tokens=4)
     second.update(new_key, new_value, 0)
     query = torch.randn(4, HEADS, 6)
@@ -132,3 +135,30 @@ def test_a_later_step_sees_the_earlier_one(kv: KVCache) -> None:
     all_queries = torch.cat((torch.zeros(6, HEADS, 6), query[:1]))
     expected = formula(all_queries, key, value, scale=0.4, window=None, softcap=None, sinks=None)
     torch.testing.assert_close(found[0], expected[6])
+
+
+def test_derived_keys_are_stored_when_attended_to_and_the_update_is_not(kv: KVCache) -> None:
+    cache = PagedCache(kv, prompt_of_six(), CacheLayout({4: None, 2: 1}, (0,)))
+    latent = random_row(SPECS[1])
+    cache.update(*latent, 4)
+    assert all(pages.count_nonzero() == 0 for pages in (*kv.keys, *kv.values)), "nothing of the latent is kept"
+    key, value = random_row(SPECS[0])
+    assert cache.layer_of(key, value) == 0
+    assert torch.equal(kv.keys[0][3], key[0, :, :4])
+    assert torch.equal(kv.values[0][1][:, :2], value[0, :, 4:6])
+    query = torch.randn(6, HEADS, 6)
+    found = cache.attend(0, query, RaggedMask(), scale=0.4, softcap=None, sinks=None, value_head_dim=3)
+    expected = formula(query, key, value, scale=0.4, window=None, softcap=None, sinks=None)
+    torch.testing.assert_close(found, expected)
+    own = cache.update(*random_row(SPECS[1]), 2)
+    assert cache.layer_of(*own) == 1
+    assert torch.equal(kv.keys[1][5], own[0][0, :, :4])
+
+
+def test_a_step_unlike_the_first_forward_is_refused(kv: KVCache) -> None:
+    cache = PagedCache(kv, prompt_of_six(), CacheLayout({0: None}, (0,)))
+    cache.layer_of(*random_row(SPECS[0]))
+    with pytest.raises(UnsupportedModelError, match="not the cache's"):
+        cache.layer_of(*random_row(SPECS[0]))
+    with pytest.raises(UnsupportedModelError, match="cache layer 1 is written in this step"):
+        cache.update(*random_row(SPECS[1]), 1)

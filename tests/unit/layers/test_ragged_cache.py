@@ -5,6 +5,7 @@ import torch
 from transformers import Cache
 
 from transfuse.errors import UnsupportedModelError
+from transfuse.layers.cache_layout import CacheLayout
 from transfuse.layers.layer_probe import LayerProbe
 from transfuse.layers.ragged_cache import UNKNOWN
 from transfuse.layers.ragged_mask import RaggedMask
@@ -71,9 +72,58 @@ def test_layers_are_found_by_the_tensors_that_update_returned() -> None:
     first, second = _store(cache, 0), _store(cache, 1)
     assert cache.layer_of(*first) == 0
     assert cache.layer_of(*second) == 1
-    for key, value in ((first[0], second[1]), (first[0].clone(), first[1]), (first[0], first[1] * 2)):
-        with pytest.raises(UnsupportedModelError, match="not the cache's"):
-            cache.layer_of(key, value)
+    assert cache.layer_of(*first) == 0, "another layer that shares them"
+    with pytest.raises(UnsupportedModelError, match="not the cache's"):
+        cache.layer_of(first[0].clone(), first[1].clone())
+
+
+def test_keys_derived_from_an_update_are_kept_in_a_layer_of_their_own() -> None:
+    cache = LayerProbe()
+    for layer in (0, 1):
+        latent, rope = _store(cache, layer)
+        wide = torch.cat((latent, rope), 3).repeat(1, 4, 1, 1)
+        assert cache.layer_of(wide, wide[..., :5]) == layer
+        _attend(cache, layer, window=None if layer else 7)
+    first, second = cache.specs()
+    assert (first.window, first.num_kv_heads, first.head_dim, first.value_head_dim) == (7, 8, 9, 5)
+    assert (second.window, second.num_kv_heads, second.head_dim, second.value_head_dim) == (None, 8, 9, 5)
+    assert cache.layout() == CacheLayout({0: None, 1: None}, (0, 1))
+
+
+def test_layers_that_derive_and_layers_that_do_not_are_numbered_as_they_are_attended_to() -> None:
+    cache = LayerProbe()
+    plain, latent, later = _store(cache, 3), _store(cache, 0), _store(cache, 5)
+    assert cache.layer_of(*plain) == 0
+    assert cache.layer_of(latent[0] * 2, latent[1] * 2) == 1
+    assert cache.layer_of(*later) == 2, "what may have been derived from may be attended to as well"
+    assert cache.layout() == CacheLayout({3: 0, 0: None, 5: 2}, (1,))
+
+
+def test_one_update_may_be_attended_to_with_several_values() -> None:
+    cache = LayerProbe()
+    key, value = _store(cache, 0)
+    halves = value.chunk(2, dim=1)
+    assert [cache.layer_of(key, half) for half in halves] == [0, 1]
+    assert cache.layer_of(key, value) == 2
+
+
+def test_a_derived_layer_uses_up_the_updates_before_it() -> None:
+    cache = LayerProbe()
+    key, value = _store(cache, 0)
+    cache.layer_of(key * 2, value * 2)
+    with pytest.raises(UnsupportedModelError, match="not the cache's"):
+        cache.layer_of(key * 2, value * 2)
+    _store(cache, 1)
+    _attend(cache, 0, None)
+    with pytest.raises(UnsupportedModelError, match="cache layer 1 is written and never attended to"):
+        cache.specs()
+
+
+def test_derived_batches_of_several_rows_are_refused() -> None:
+    cache = LayerProbe()
+    key, value = _store(cache, 0)
+    with pytest.raises(UnsupportedModelError, match=r"shape \(2, 2, 4, 6\)"):
+        cache.layer_of(key.repeat(2, 1, 1, 1), value.repeat(2, 1, 1, 1))
 
 
 def test_keys_of_an_earlier_step_are_unknown() -> None:
@@ -97,7 +147,7 @@ def _attend(cache: LayerProbe, layer: int, window: int | None) -> torch.Tensor:
 def test_probe_notes_what_layers_keep() -> None:
     cache = LayerProbe()
     for layer, window in ((0, None), (1, 7)):
-        _store(cache, layer, heads=layer + 1)
+        assert cache.layer_of(*_store(cache, layer, heads=layer + 1)) == layer
         assert _attend(cache, layer, window).shape == (4, 8, 3)
     _attend(cache, 1, 5)  # another layer that shares the keys of cache layer 1
     full, sliding = cache.specs()
@@ -108,10 +158,6 @@ def test_probe_notes_what_layers_keep() -> None:
 def test_probe_refuses_what_it_cannot_serve() -> None:
     with pytest.raises(UnsupportedModelError, match="no layer stores"):
         LayerProbe().specs()
-    gap = LayerProbe()
-    _store(gap, 1)
-    with pytest.raises(UnsupportedModelError, match="without gaps"):
-        gap.specs()
     unread = LayerProbe()
     _store(unread, 0)
     with pytest.raises(UnsupportedModelError, match="never attended"):
