@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from transfuse.config import engine_config
+from transfuse.config import engine_config, shorten_thread_waits
 from transfuse.errors import EngineClosedError, EngineError, RequestError
 from transfuse.models.resolve import resolve_model
 from transfuse.outputs import RequestOutput
@@ -109,6 +109,7 @@ class LLM:
             revision=revision,
             trust_remote_code=trust_remote_code,
         )
+        shorten_thread_waits()
         from transfuse.engine.build import build_engine
         from transfuse.front.front import Front
 

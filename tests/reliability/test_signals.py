@@ -67,6 +67,11 @@ def send(signals: str, server: Served) -> None:
         time.sleep(0.05)
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs still; what only waits to be reaped does not."""
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+
+
 def live_and_die(model: Path, phase: str, signals: str, delay: float) -> tuple[float, int]:
     """Seconds until nothing of the server is left, and its exit code."""
     server = Served(model, "--dtype", "float32", "--shutdown-timeout", "5", "--kv-cache-memory-bytes", "16MiB")
@@ -78,9 +83,11 @@ def live_and_die(model: Path, phase: str, signals: str, delay: float) -> tuple[f
     while server.process.poll() is None and time.monotonic() - started < 30:
         family = list({process.pid: process for process in [*family, *server.children()]}.values())
         time.sleep(0.02)
-    wait_until(
-        lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family), 30, "all processes gone"
-    )
+    try:
+        wait_until(lambda: not any(map(is_alive, family)), 30, "all processes gone")
+    finally:
+        for process in filter(is_alive, family):
+            process.kill()
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive(), "a reader is still waiting"

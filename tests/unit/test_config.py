@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 
 import pytest
 
 from transfuse import LLM
-from transfuse.config import WatchConfig, default_cache_dir, engine_config
+from transfuse.config import WatchConfig, default_cache_dir, engine_config, shorten_thread_waits
 from transfuse.errors import ConfigError
 
 
@@ -40,3 +41,17 @@ def test_settings_reach_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_watch_that_makes_no_sense_is_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         WatchConfig(**settings)
+
+
+@pytest.mark.parametrize("own", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}])
+def test_thread_waits_are_short_unless_the_user_has_a_wish(
+    own: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    shorten_thread_waits()
+    assert os.environ.get("GOMP_SPINCOUNT") == (own.get("GOMP_SPINCOUNT") if own else "20000")
+    if not own:
+        del os.environ["GOMP_SPINCOUNT"]

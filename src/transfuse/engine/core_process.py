@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from transfuse.config import shorten_thread_waits
 from transfuse.errors import EngineError, RequestError, TransfuseError, UnsupportedModelError
 from transfuse.messages import (
     AbortRequests,
@@ -159,6 +160,7 @@ def _load(message: Load) -> tuple[BuiltEngine, Ready]:
         revision=config.model.revision,
         trust_remote_code=config.model.trust_remote_code,
     )
+    shorten_thread_waits()
     from transfuse.engine.build import build_engine
 
     built = build_engine(config, source, show_progress=message.show_progress)
