@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from transfuse.errors import (
-    RequestError,
-    TransfuseError,
-    UnsupportedModelError,
-)
+from transfuse.errors import EngineError, RequestError, TransfuseError, UnsupportedModelError
 from transfuse.front.prompts import PromptReader
 from transfuse.messages import ModelLimits, NewRequest, RequestUpdate
 from transfuse.outputs import CompletionOutput, FinishReason, Logprob, LogprobsAtPosition, RequestMetrics, RequestOutput
 from transfuse.sampling_params import MAX_N, SamplingParams
 from transfuse.text.detokenizer import IncrementalDetokenizer
 from transfuse.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 class Core(Protocol):
@@ -207,11 +206,24 @@ class Front:
         for update in updates:
             group = self._group_of.get(update.request_id)
             if group is not None and not group.continuations[update.request_id].ended:
-                self._take(group, update)
+                try:
+                    self._take(group, update)
+                except Exception as error:
+                    self._fail(group, update, error)
                 changed[group.output.request_id] = group
         for group in changed.values():
             self._close_if_finished(group)
         return [group.output for group in changed.values()]
+
+    def _fail(self, group: _Group, update: RequestUpdate, error: Exception) -> None:
+        """End a continuation whose tokens could not be made text of; those of others in the same step go on."""
+        log.error("request %s: its tokens cannot be made text of", update.request_id, exc_info=error)
+        continuation = group.continuations[update.request_id]
+        continuation.detokenizer = None
+        if update.finish_reason is None:
+            self._core.abort([update.request_id])
+        self._end(continuation, "error")
+        group.output.error = EngineError(f"The tokens of request {update.request_id} cannot be made text of: {error!r}")
 
     def _take(self, group: _Group, update: RequestUpdate) -> None:
         continuation = group.continuations[update.request_id]

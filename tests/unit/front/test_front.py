@@ -454,3 +454,25 @@ def test_an_update_of_several_tokens_ends_at_the_stop_string_in_it() -> None:
     assert (answer.outputs[0].text, answer.outputs[0].token_ids) == (" quick ", [1, 2])
     assert answer.finished
     assert not front.fake.engine.has_unfinished, "the core was told"
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_tokens_that_make_no_text_end_their_request_alone(last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    front = FakeFront()
+    name, other = front.submit(n=2, max_tokens=3), front.submit(max_tokens=4)
+    culprit = next(iter(front.front._groups[name].continuations.values()))
+    append, seen = culprit.detokenizer.append, []
+
+    def failing(token: int) -> Any:
+        seen.append(token)
+        if len(seen) == (3 if last else 2):
+            raise ValueError("no such piece")
+        return append(token)
+
+    monkeypatch.setattr(culprit.detokenizer, "append", failing)
+    answers = front.drain()
+    assert [c.finish_reason for c in answers[name].outputs] == ["error", "length"]
+    assert answers[name].outputs[1].text == " quick brown fox"
+    assert isinstance(answers[name].error, EngineError) and "no such piece" in str(answers[name].error)
+    assert answers[other].outputs[0].text == " quick brown fox jumps"
+    assert answers[other].error is None
