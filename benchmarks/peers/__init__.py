@@ -1,1 +1,1 @@
-"""Transfuse and other engines on equal workloads, interleaved in one run."""
+"""Installs other engines and makes test models for `transfuse bench compare`; measures what the machine allows."""

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.peers.paths import results_dir
-from benchmarks.peers.protocol import NUM_THREADS
 
+NUM_THREADS = len(os.sched_getaffinity(0))
 NUM_FLOATS = 400_000_000  # 1.6 GB, far out of any cache
 NUM_WEIGHTS = 64  # matrices of STREAMED that are rotated: 400 MB in bfloat16
 STREAMED = (1024, 3072)  # K, N

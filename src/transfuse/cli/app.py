@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from transfuse import __version__
+from transfuse.cli.bench import bench
 from transfuse.cli.chat import chat
 from transfuse.cli.console import error_line, exit_code, note
 from transfuse.cli.doctor import doctor
@@ -32,6 +33,7 @@ app.command(epilog=ENGINE_EPILOG)(generate)
 app.command(epilog=ENGINE_EPILOG)(chat)
 app.command()(inspect)
 app.command(epilog=ENGINE_EPILOG)(verify)
+app.add_typer(bench, name="bench")
 app.command()(doctor)
 
 

@@ -56,7 +56,7 @@ class EngineOptions:
     """How to load and run the model; field names are `LLM`'s keyword arguments."""
 
     model_impl: Annotated[
-        Literal["auto", "plain", "original", "transformers"],
+        Literal["auto", "fused", "plain", "original", "transformers"],
         _engine("--model-impl", help="How to run the model; auto takes the best it admits. transformers means auto."),
     ] = "auto"
     dtype: Annotated[
@@ -101,7 +101,9 @@ class EngineOptions:
     )
     cache_dir: Annotated[
         Path | None,
-        _engine("--cache-dir", help="Where the default model and verdicts are kept. [default: ~/.cache/transfuse]"),
+        _engine(
+            "--cache-dir", help="Where default model, kernels and verdicts are kept. [default: ~/.cache/transfuse]"
+        ),
     ] = None
     trust_remote_code: Annotated[
         bool, _engine("--trust-remote-code", help="Let Python code in the model's folder run.")

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -17,10 +18,19 @@ Run = Callable[..., Result]
 SURFACE = Path(__file__).with_name("surface.txt")
 
 
+def commands() -> dict[str, Any]:
+    """All commands by name, those of a group as `group command`."""
+    found: dict[str, Any] = {}
+    for name, command in get_command(app).commands.items():
+        group = getattr(command, "commands", None)
+        found |= {name: command} if group is None else {f"{name} {inner}": one for inner, one in group.items()}
+    return found
+
+
 def surface() -> str:
     """Each command with its arguments and options, the variables they read and their defaults."""
     lines = []
-    for name, command in sorted(get_command(app).commands.items()):
+    for name, command in sorted(commands().items()):
         for param in command.params:
             names = "/".join([*param.opts, *param.secondary_opts])
             variable = f" [{param.envvar}]" if param.envvar else ""
@@ -37,7 +47,7 @@ def test_the_docs_name_every_option() -> None:
     text = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
     options = {
         option
-        for command in get_command(app).commands.values()
+        for command in commands().values()
         for param in command.params
         for option in [*param.opts, *param.secondary_opts]
         if option.startswith("--")

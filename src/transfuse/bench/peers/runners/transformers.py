@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import torch
-
-from benchmarks.peers.protocol import NUM_THREADS, Generate, serve
-from benchmarks.peers.workloads import Prompt
+from transfuse.bench.peers.protocol import Generate, runner_parser, serve
+from transfuse.bench.peers.workloads import Prompt
 
 PAD = 2
 
 
 def static_batch(model: Any) -> Generate:
     """All requests run to the longest output; only the tokens that were asked for are counted."""
+    import torch
 
     @torch.inference_mode()
     def generate(prompts: list[Prompt], max_tokens: list[int]) -> list[int]:
@@ -62,10 +61,11 @@ MODES = {"static": static_batch, "cb": continuous_batching}
 
 def load(args: argparse.Namespace) -> Generate:
     """Load the model and start the mode that was asked for."""
+    import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(NUM_THREADS)
-    dtype = getattr(torch, args.dtype)
+    torch.set_num_threads(args.num_threads)
+    dtype = "auto" if args.dtype == "auto" else getattr(torch, args.dtype)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, attn_implementation="sdpa").eval()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
@@ -74,10 +74,10 @@ def load(args: argparse.Namespace) -> Generate:
 
 def main() -> None:
     """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = runner_parser(__doc__)
     parser.add_argument("model", help="folder of the model")
-    parser.add_argument("mode", nargs="?", choices=tuple(MODES), default="static", help="cb: continuous batching")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--mode", choices=tuple(MODES), default="static", help="cb: continuous batching")
+    parser.add_argument("--dtype", default="auto", help="auto, bfloat16, float32 or float16")
     args = parser.parse_args()
     serve(lambda: load(args))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 
-from benchmarks.peers.protocol import Generate, serve
-from benchmarks.peers.workloads import Prompt
+from transfuse.bench.peers.protocol import Generate, runner_parser, serve
+from transfuse.bench.peers.workloads import Prompt
+
+CACHE_BYTES = 2 * 2**30  # as the other engines are given
 
 
 def load(args: argparse.Namespace) -> Generate:
@@ -16,10 +18,11 @@ def load(args: argparse.Namespace) -> Generate:
     settings = dict(
         model_impl=args.model_impl,
         dtype=args.dtype,
-        max_model_len=4096,
         max_num_seqs=64,
         max_num_batched_tokens=4096,
         enable_prefix_caching=True,
+        kv_cache_memory_bytes=CACHE_BYTES,
+        num_threads=args.num_threads,
     )
     llm = LLM(args.model, **settings | args.engine_args)
 
@@ -35,10 +38,10 @@ def load(args: argparse.Namespace) -> Generate:
 
 def main() -> None:
     """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="folder of the model")
-    parser.add_argument("model_impl", nargs="?", default="auto", help="auto, fused, plain or original")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser = runner_parser(__doc__)
+    parser.add_argument("model", nargs="?", help="folder, hub id or .gguf file; nothing: the default model")
+    parser.add_argument("--model-impl", default="auto", help="auto, fused, plain or original")
+    parser.add_argument("--dtype", default="auto", help="auto, bfloat16, float32 or float16")
     parser.add_argument("--engine-args", type=json.loads, default={}, metavar="JSON", help="more settings of LLM")
     args = parser.parse_args()
     serve(lambda: load(args))

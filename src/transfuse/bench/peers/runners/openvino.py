@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from importlib import import_module
+from typing import Any
 
-from benchmarks.peers.protocol import NUM_THREADS, Generate, serve
-from benchmarks.peers.workloads import Prompt
+import numpy as np
+
+from transfuse.bench.peers.protocol import Generate, runner_parser, serve
+from transfuse.bench.peers.workloads import Prompt
 
 
 def load(args: argparse.Namespace) -> Generate:
     """Load the model into a pipeline."""
-    import numpy as np
-    import openvino
-    import openvino_genai as genai
-
+    openvino, genai = import_module("openvino"), import_module("openvino_genai")
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 2  # GiB
     scheduler.max_num_batched_tokens = 4096
     scheduler.max_num_seqs = 64
     scheduler.enable_prefix_caching = True
     scheduler.dynamic_split_fuse = True
-    properties = {"INFERENCE_NUM_THREADS": NUM_THREADS, "ENABLE_CPU_PINNING": False}
+    properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": args.num_threads, "ENABLE_CPU_PINNING": False}
     if args.cache_dir:
         properties["CACHE_DIR"] = args.cache_dir
     if args.kv_cache_precision:
@@ -29,7 +30,7 @@ def load(args: argparse.Namespace) -> Generate:
     pipeline = genai.ContinuousBatchingPipeline(args.model, scheduler, "CPU", properties)
     request_ids = itertools.count(1)
 
-    def config(max_tokens: int) -> genai.GenerationConfig:
+    def config(max_tokens: int) -> Any:
         made = genai.GenerationConfig()
         made.max_new_tokens = made.min_new_tokens = max_tokens
         made.ignore_eos = True
@@ -50,7 +51,7 @@ def load(args: argparse.Namespace) -> Generate:
 
 def main() -> None:
     """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = runner_parser(__doc__)
     parser.add_argument("model", help="folder that optimum-cli exported")
     parser.add_argument("--kv-cache-precision", help="for example u8 or bf16; default: OpenVINO's own choice")
     parser.add_argument("--cache-dir", help="where compiled models are kept between starts")

