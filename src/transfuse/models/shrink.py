@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -11,6 +12,10 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
+
+from transfuse.models.lengths import longest_text
+
+log = logging.getLogger(__name__)
 
 _MAX_LAYERS = 12
 _DEFAULT_LAYERS = 4
@@ -63,20 +68,26 @@ _EPS = ("eps", "epsilon", "variance_epsilon", "norm_eps", "layer_norm_eps", "rms
 _PERIOD = re.compile(r"period|interval|_step$|_freq$|every|pattern")
 
 
-def shrink_config(config: PreTrainedConfig) -> PreTrainedConfig:
+def shrink_config(config: PreTrainedConfig, *, keeps_depth: bool = False) -> PreTrainedConfig:
     """A copy of `config` with few layers, heads, experts and tokens, and short windows.
 
     Head sizes stay, since position embeddings depend on them. Of the layers a prefix stays in which every kind (every
     combination of per-layer settings) occurs, or one of each kind where that prefix is long; of layers at the end that
     reuse the keys of earlier ones likewise. Encoders of images and sound keep one layer.
 
-    The result need not be consistent: a config may tie sizes together by rules of its own. Building and running the
-    model shows it.
+    A config may tie its number of layers to other settings: where its own rules say so, all layers stay. The result
+    need not be consistent in other ways. Building and running the model shows it.
+
+    Args:
+        config: it stays as it is.
+        keeps_depth: whether all layers stay.
     """
     small = copy.deepcopy(config)
     text = small.get_text_config(decoder=True)
     overrides = _take_overrides(text)
-    kept = _shrink_depth(text, overrides)
+    kept = list(range(max(overrides, default=-1) + 1)) if keeps_depth else _shrink_depth(text, overrides)
+    if not keeps_depth and not _is_valid(text):
+        return shrink_config(config, keeps_depth=True)
     heads = _shrink_width(text)
     _shrink_sizes(text)
     _shrink_vocabulary(text)
@@ -97,6 +108,15 @@ def _take_overrides(config: PreTrainedConfig) -> dict[int, dict[str, Any]]:
     overrides = {int(layer): values for layer, values in config.to_dict()["per_layer_config"].items()}
     config.per_layer_config = None
     return overrides
+
+
+def _is_valid(config: PreTrainedConfig) -> bool:
+    try:
+        config.validate()
+    except Exception as error:
+        log.debug("a config of fewer layers is refused: %s", error)
+        return False
+    return True
 
 
 def _first(config: Any, names: tuple[str, ...]) -> str | None:
@@ -180,12 +200,21 @@ def _shrink_sizes(config: Any) -> None:
         (_FEED_FORWARD, _MAX_FEED_FORWARD),
         (_RANKS, _MAX_RANK),
         (_EXPERTS, _MAX_EXPERTS),
-        (_WINDOWS, _MAX_WINDOW),
     ):
         for name in names:
             _cap(config, name, most)
+    _shrink_windows(config)
     for name, most in _EXPERT_CHOICE.items():
         _cap(config, name, most)
+
+
+def _shrink_windows(config: Any) -> None:
+    """Windows get shorter than the texts of a check, unless they are as long as any text: then they never act."""
+    longest = longest_text(config) if isinstance(config, PreTrainedConfig) else None
+    for name in _WINDOWS:
+        window = getattr(config, name, None)
+        if longest is None or not isinstance(window, int) or window < longest:
+            _cap(config, name, _MAX_WINDOW)
 
 
 def _shrunk_override(values: dict[str, Any], heads_before: int, heads_after: int) -> dict[str, Any]:
@@ -246,14 +275,16 @@ def randomise(model: PreTrainedModel, seed: int = 0) -> None:
                 parameter.add_(noise(parameter), alpha=0.1)
 
 
-def build_shrunk(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """A small random float32 instance of `model_class`, in eval mode.
+def build_shrunk(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int = 0, *, keeps_depth: bool = False
+) -> PreTrainedModel:
+    """A small random float32 instance of `model_class`, in eval mode; see `shrink_config`.
 
     Raises:
         ValueError: the instance would still be large.
         Exception: whatever the model's own code raises for a config that does not fit together.
     """
-    small: Any = shrink_config(config)
+    small: Any = shrink_config(config, keeps_depth=keeps_depth)
     with torch.device("meta"):
         num_parameters = sum(p.numel() for p in model_class._from_config(small).parameters())
     if num_parameters > _MAX_PARAMETERS:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from transfuse.rewrite.source import FUTURE_FLAGS, MethodSource
+from transfuse.rewrite.source import FUTURE_FLAGS, MethodSource, RewriteRefused
 from transfuse.rewrite.wrappers import wrapped_alike
 
 _ANNOTATIONS = 0x1000000  # CO_FUTURE_ANNOTATIONS
@@ -37,7 +37,13 @@ def compile_method(source: MethodSource, tree: ast.FunctionDef) -> RewrittenMeth
     """A function from a changed definition.
 
     The file name holds a digest of the source, so that it is the same in every run and in every process.
+
+    Raises:
+        RewriteRefused: it uses `super()`, which would mean another class.
     """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in ("super", "__class__"):
+            raise RewriteRefused(f"{tree.name} uses super() ({source.where(node)})")
     tree = copy.deepcopy(tree)
     tree.decorator_list = []
     text = ast.unparse(ast.fix_missing_locations(tree)) + "\n"

@@ -116,7 +116,7 @@ class Edits:
             raise RewriteRefused(f"more hangs on the expression at {self.source.where(position)}")
         self._removed.setdefault(id(statement), (statement, value, names, set()))[3].add(position)
 
-    def replace_statements(self, statements: Sequence[ast.stmt], code: str) -> None:
+    def replace_statements(self, statements: Sequence[ast.stmt], code: str, **holes: ast.expr) -> None:
         """Put other statements, or none, in the place of some that follow one another.
 
         The caller vouches for the meaning: that nothing else needs what they assign.
@@ -125,7 +125,7 @@ class Edits:
             RewriteRefused: they are in a loop.
         """
         self._refuse_loops(statements[0])
-        self._regions.append((list(statements), [_unplaced(new) for new in ast.parse(code).body]))
+        self._regions.append((list(statements), [_filled(_unplaced(new), holes) for new in ast.parse(code).body]))
 
     def replace_body(self, code: str) -> None:
         """Put other statements in the place of all of the method's, its docstring kept.
@@ -158,14 +158,22 @@ class Edits:
             self.source.tree, self.statement_at(first), self.statement_at(later), self._is_settled
         )
 
-    def rebound_between(self, name: str, first: Position, last: Position) -> bool:
-        """Whether a variable may be bound to another value from the evaluation of `first` to that of `last`."""
+    def rebound_between(self, name: str, first: Position, last: Position, *, is_bound: bool = False) -> bool:
+        """Whether a variable may be bound to another value from the evaluation of `first` to that of `last`.
+
+        Args:
+            name: of the variable.
+            first: an expression.
+            last: a later one.
+            is_bound: whether the variable is bound by the statement of `first`, and then matters.
+        """
         start, stop = self.statement_at(first), self.statement_at(last)
         nodes = list(in_order(self.source.tree))
         order = {id(node): index for index, node in enumerate(nodes)}
         if any(isinstance(n, ast.NamedExpr) and binds(n.target, name) for n in (*ast.walk(start), *ast.walk(stop))):
             return True
-        return any(binds(node, name) for node in nodes[order[id(start)] : order[id(stop)]])
+        skipped = sum(1 for _ in ast.walk(start)) if is_bound else 0
+        return any(binds(node, name) for node in nodes[order[id(start)] + skipped : order[id(stop)]])
 
     def _is_settled(self, test: ast.expr) -> bool:
         return asks_for_parts(test) or (self._known is not None and decided(test, self._known) is not None)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import copy
+import operator
 from collections.abc import Callable
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 from transfuse.rewrite.scope import binds
@@ -15,12 +17,26 @@ class Found(Enum):
     """What is known of an attribute whose value is not."""
 
     UNKNOWN = "nothing"
-    PRESENT = "is there, and is neither None nor a bool nor an int"
+    PRESENT = "is there, and is neither None nor a bool nor a number nor text"
     ABSENT = "is not there"
 
 
-# Of an attribute of `self`, by its path, such as ("attention", "q_norm"): None, a bool, an int, or what else is known.
-Known = Callable[[tuple[str, ...]], "bool | int | Found | None"]
+# What a setting may be for its value to be known.
+Plain = bool | int | float | str | None
+
+# Of an attribute of `self`, by its path, such as ("attention", "q_norm"): its value, or what else is known.
+Known = Callable[[tuple[str, ...]], "Plain | Found"]
+
+_ORDERS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda one, others: one in others,
+    ast.NotIn: lambda one, others: one not in others,
+}
 
 # They set attributes, or hand out what holds them, under names that the text need not show.
 _SETTING = frozenset({"setattr", "delattr", "vars", "__setattr__", "__delattr__", "__dict__", "exec", "eval"})
@@ -59,8 +75,8 @@ def settled_in(tree: ast.FunctionDef, known: Known) -> Known:
 def decided(test: ast.expr, known: Known) -> bool | None:
     """How a condition turns out for every object, or None where that may differ.
 
-    Only what is read of `self` counts: `self.x`, `self.x is None`, `hasattr(self, "x")`, and `not`, `and`, `or` of
-    these, never `self.training`: it is switched on a living object.
+    Only what is read of `self` counts: `self.x`, `self.x is None`, `self.x > 0`, `self.x in ("a", "b")`,
+    `hasattr(self, "x")`, and `not`, `and`, `or` of these, never `self.training`: it is switched on a living object.
     """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         outcome = decided(test.operand, known)
@@ -68,7 +84,8 @@ def decided(test: ast.expr, known: Known) -> bool | None:
     if isinstance(test, ast.BoolOp):
         return _decided_together(test, known)
     if isinstance(test, ast.Compare):
-        return _decided_identity(test, known)
+        outcome = _decided_identity(test, known)
+        return _decided_order(test, known) if outcome is None else outcome
     if isinstance(test, ast.Call):
         return _decided_presence(test, known)
     value = _value(test, known)
@@ -96,6 +113,37 @@ def _decided_identity(test: ast.Compare, known: Known) -> bool | None:
     return None
 
 
+def _decided_order(test: ast.Compare, known: Known) -> bool | None:
+    """Comparisons of values that are known on all sides."""
+    sides = [_constant(side, known) for side in (test.left, *test.comparators)]
+    if any(isinstance(side, Found) for side in sides):
+        return None
+    orders = [_ORDERS.get(type(op)) for op in test.ops]
+    try:
+        outcomes = [
+            None if order is None else order(*pair) for order, pair in zip(orders, pairwise(sides), strict=True)
+        ]
+    except TypeError:
+        return None  # It raises, and shall where it stands.
+    return None if None in outcomes else all(outcomes)
+
+
+def _constant(node: ast.expr, known: Known) -> Plain | Found | tuple[Plain, ...]:
+    """The value of an expression that reads nothing but constants and what is known."""
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        items = [_constant(item, known) for item in node.elts]
+        are_plain = not any(isinstance(item, Found | tuple) for item in items)
+        return tuple(items) if are_plain else Found.UNKNOWN  # type: ignore[arg-type]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _constant(node.operand, known)
+        return -value if isinstance(value, int | float) else Found.UNKNOWN
+    if isinstance(node, ast.Constant):
+        is_plain = node.value is None or isinstance(node.value, bool | int | float | str)
+        return node.value if is_plain else Found.UNKNOWN  # type: ignore[return-value]
+    value = _value(node, known)
+    return Found.UNKNOWN if isinstance(value, Found) else value
+
+
 def _decided_presence(test: ast.Call, known: Known) -> bool | None:
     """`hasattr(self, "x")`."""
     if not (
@@ -109,7 +157,7 @@ def _decided_presence(test: ast.Call, known: Known) -> bool | None:
     return None if found is Found.UNKNOWN else found is not Found.ABSENT
 
 
-def _value(node: ast.expr, known: Known) -> bool | int | Found | None:
+def _value(node: ast.expr, known: Known) -> Plain | Found:
     path = _path(node)
     return known(path) if path and "training" not in path else Found.UNKNOWN
 

@@ -59,8 +59,8 @@ def method_source(method: Callable[..., Any]) -> MethodSource:
 
     Raises:
         RewriteRefused: there is no source or it is not what runs, it is not a plain function, it closes over
-            variables, uses `super()`, looks at its own variables by name, is a generator or a coroutine, uses
-            names that Python mangles, or is wrapped by a decorator in a way that cannot be repeated.
+            variables, looks at its own variables by name, is a generator or a coroutine, uses names that Python
+            mangles, or is wrapped by a decorator in a way that cannot be repeated.
     """
     function = inspect.unwrap(method)
     if not isinstance(function, FunctionType):
@@ -88,9 +88,10 @@ def _definition(lines: tuple[str, ...], code: CodeType) -> tuple[ast.FunctionDef
     """The definition that a function was compiled from, and what its file imports."""
     if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         raise RewriteRefused(f"{code.co_name} is a generator or a coroutine ({_place(code)})")
-    if code.co_freevars:
-        what = "uses super()" if code.co_freevars == ("__class__",) else f"closes over {', '.join(code.co_freevars)}"
-        raise RewriteRefused(f"{code.co_name} {what} ({_place(code)})")
+    # `super()` closes over its class: what is left of it is refused when the method is compiled.
+    others = [name for name in code.co_freevars if name != "__class__"]
+    if others:
+        raise RewriteRefused(f"{code.co_name} closes over {', '.join(others)} ({_place(code)})")
     definitions, imports = _parsed(lines)
     found = [
         node
@@ -128,9 +129,15 @@ def _compiles_to(tree: ast.FunctionDef, imports: tuple[ast.stmt, ...], code: Cod
     flags = code.co_flags & FUTURE_FLAGS
     # Python compiles calls of what a module imports in a way of their own.
     ordered = sorted(imports, key=lambda node: getattr(node, "module", None) != "__future__")
-    module = ast.Module(body=[*ordered, tree], type_ignores=[])
+    is_closed = bool(code.co_freevars)
+    # A name that mangles nothing.
+    owner = ast.ClassDef(name="_", bases=[], keywords=[], body=[tree], decorator_list=[])
+    module = ast.Module(body=[*ordered, ast.fix_missing_locations(owner) if is_closed else tree], type_ignores=[])
     outer = compile(module, code.co_filename, "exec", dont_inherit=True, flags=flags)
-    return any(isinstance(c, CodeType) and c.co_name == code.co_name and _same_code(c, code) for c in outer.co_consts)
+    codes = [c for c in outer.co_consts if isinstance(c, CodeType)]
+    if is_closed:
+        codes = [c for body in codes for c in body.co_consts if isinstance(c, CodeType)]
+    return any(c.co_name == code.co_name and _same_code(c, code) for c in codes)
 
 
 def _same_code(one: CodeType, other: CodeType) -> bool:

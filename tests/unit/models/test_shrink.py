@@ -109,6 +109,25 @@ def test_windows_are_shorter_than_the_prompts_of_the_check(name: str, windows: s
     runner.close()
 
 
+@pytest.mark.parametrize(("longest", "window"), [(4096, 4096), (4097, 8), (1000, 4096)])
+def test_windows_that_hold_the_longest_text_stay_as_they_never_act(longest: int, window: int) -> None:
+    config = transformers.MistralConfig(sliding_window=4096, max_position_embeddings=longest)
+    assert shrink_config(config).sliding_window == window
+
+
+@pytest.mark.parametrize("name", ["dory", "hrm_text"])
+def test_layers_stay_where_their_number_is_tied_to_other_settings(name: str) -> None:
+    verdict = unseen._check(build(name))
+    assert (verdict.passed, verdict.checked_on) == (True, "shrunk"), verdict.reason
+
+
+def test_layers_stay_where_the_config_says_so() -> None:
+    config = tiny_config("dory")
+    assert shrink_config(config).num_hidden_layers == config.num_hidden_layers == 4
+    assert shrink_config(tiny_config("hrm_text")).num_hidden_layers == 4
+    assert shrink_config(tiny_config("hrm_text"), keeps_depth=True).num_hidden_layers == 6
+
+
 def test_every_type_keeps_its_kinds_of_layers_and_its_config() -> None:
     for name in MODEL_TYPES:
         config = tiny_config(name)

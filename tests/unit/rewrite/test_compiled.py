@@ -68,7 +68,6 @@ def test_a_wrapper_that_knows_itself() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("uses_super", r"uses super\(\) \(spelled.py:\d+\)"),
         ("mangled", "a name that Python mangles"),
         ("generator", "is a generator or a coroutine"),
         ("coroutine", "is a generator or a coroutine"),
@@ -85,6 +84,16 @@ def test_a_wrapper_that_knows_itself() -> None:
 def test_refusals(name: str, reason: str) -> None:
     with pytest.raises(RewriteRefused, match=reason):
         method_source(vars(spelled.Bad)[name])
+
+
+def test_super_has_to_go() -> None:
+    source = method_source(spelled.Bad.uses_super)
+    with pytest.raises(RewriteRefused, match=r"uses super\(\) \(spelled.py:\d+\)"):
+        compile_method(source, source.tree)
+    edits = Edits(source)
+    call = source.tree.body[0].value
+    edits.replace(position_of(call), "x + 1")
+    assert compile_method(source, edits.apply()).function(spelled.Bad(), 10) == 11
 
 
 def load(path: pathlib.Path, text: str) -> ModuleType:

@@ -61,6 +61,7 @@ def test_identity(name: str) -> None:
     for cls in classes_of(model):
         try:
             source = method_source(cls.forward)
+            compile_method(source, source.tree)
         except RewriteRefused:
             continue
         every = positions(source, Edits(source))
