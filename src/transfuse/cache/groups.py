@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LayerKind = Literal["full", "sliding"]
+LayerKind = Literal["full", "sliding", "latent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +14,12 @@ class LayerSpec:
     """What one cache layer keeps per token.
 
     Attributes:
-        kind: `full` attention sees every earlier token, `sliding` the last `window` ones, itself included.
-        window: in tokens; None for `full`.
-        num_kv_heads: key/value heads.
-        head_dim: width of a key head.
-        value_head_dim: width of a value head.
+        kind: `full` attention sees every earlier token, `sliding` the last `window` ones, itself included. `latent`
+            attention sees either, of what keys and values are made from.
+        window: in tokens; None where every earlier token is seen.
+        num_kv_heads: key/value heads; 1 of latents, which all heads share.
+        head_dim: width of a key head; of latents, all that is kept.
+        value_head_dim: width of a value head; 0 of latents.
     """
 
     kind: LayerKind

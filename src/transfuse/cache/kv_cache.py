@@ -11,7 +11,7 @@ from transfuse.cache.groups import CacheGroup, LayerSpec
 
 
 class KVCache:
-    """Pages of keys and values.
+    """Pages of keys and values, or of latents, which lie where keys do.
 
     A block holds one page for each layer of the group that owns it, so the i-th layers of all groups share the i-th
     pair of tensors, and a block given back by one group serves any other.
@@ -43,6 +43,7 @@ class KVCache:
         self._keys[0] = 0
         self._values[0] = 0
         self.group_of_layer = [0] * len(specs)
+        self.latent_layers = frozenset(layer for layer, spec in enumerate(specs) if spec.kind == "latent")
         self.keys: list[torch.Tensor] = [self._keys] * len(specs)
         self.values: list[torch.Tensor] = [self._values] * len(specs)
         for group in groups:
@@ -51,6 +52,11 @@ class KVCache:
                 self.group_of_layer[layer] = group.index
                 self.keys[layer] = _pages(self._keys[:, slot], spec.num_kv_heads, block_size, spec.head_dim)
                 self.values[layer] = _pages(self._values[:, slot], spec.num_kv_heads, block_size, spec.value_head_dim)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, the null block among them."""
+        return len(self._keys)
 
     @property
     def num_bytes(self) -> int:
@@ -81,11 +87,14 @@ def _page_numbers(specs: Sequence[LayerSpec], block_size: int) -> tuple[int, int
     pages = []
     for dims in ([s.head_dim for s in specs], [s.value_head_dim for s in specs]):
         largest = max(s.num_kv_heads * dim for s, dim in zip(specs, dims, strict=True))
-        unit = math.lcm(*dims)
+        # Latents have no values.
+        unit = math.lcm(*(dim for dim in dims if dim))
         pages.append(-(-largest // unit) * unit * block_size)
     return pages[0], pages[1]
 
 
 def _pages(storage: torch.Tensor, num_kv_heads: int, block_size: int, dim: int) -> torch.Tensor:
     """View [num_blocks, num_kv_heads, block_size, dim] of `storage` [num_blocks, page]."""
+    if not dim:
+        return storage.new_empty(storage.shape[0], num_kv_heads, block_size, 0)
     return storage.view(storage.shape[0], -1, block_size, dim)[:, :num_kv_heads]

@@ -10,6 +10,7 @@ from transfuse.cache.groups import LayerSpec, group_layers
 FULL = LayerSpec("full", None, 2, 64, 64)
 WINDOW = LayerSpec("sliding", 512, 2, 64, 64)
 WIDE = LayerSpec("full", None, 2, 64, 128)
+LATENT = LayerSpec("latent", None, 1, 576, 0)
 
 
 def sizes(specs: Sequence[LayerSpec]) -> list[tuple[str, int]]:
@@ -18,6 +19,7 @@ def sizes(specs: Sequence[LayerSpec]) -> list[tuple[str, int]]:
 
 def test_numbers_per_token_counts_keys_and_values() -> None:
     assert WIDE.numbers_per_token == 2 * (64 + 128)
+    assert LATENT.numbers_per_token == 576
 
 
 def test_no_layers_no_groups() -> None:
@@ -37,6 +39,14 @@ def test_a_mixed_model_gets_groups_of_the_rarer_kinds_size() -> None:
     assert groups[0].window == 512
 
 
+def test_latents_are_a_kind_of_their_own() -> None:
+    groups = group_layers([LATENT, FULL] * 3)
+    assert [(group.kind, group.window, group.layers) for group in groups] == [
+        ("latent", None, (0, 2, 4)),
+        ("full", None, (1, 3, 5)),
+    ]
+
+
 def test_nearly_equal_counts_are_not_shattered() -> None:
     assert sizes([FULL] * 4 + [WINDOW] * 5) == [("full", 4), ("sliding", 5)]
     assert sizes([FULL] * 4 + [WINDOW] * 6) == [("full", 4), ("sliding", 4), ("sliding", 2)]
@@ -46,7 +56,7 @@ def test_different_widths_do_not_mix() -> None:
     assert [group.layers for group in group_layers([FULL, WIDE, FULL, WIDE])] == [(0, 2), (1, 3)]
 
 
-@given(st.lists(st.sampled_from([FULL, WINDOW, WIDE]), max_size=40))
+@given(st.lists(st.sampled_from([FULL, WINDOW, WIDE, LATENT]), max_size=40))
 @settings(max_examples=100, deadline=None)
 def test_every_layer_is_in_one_group_of_its_kind(specs: list[LayerSpec]) -> None:
     groups = group_layers(specs)
