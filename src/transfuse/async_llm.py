@@ -16,6 +16,7 @@ from transfuse.config import EngineConfig, WatchConfig, engine_config
 from transfuse.errors import EngineUnavailableError, TransfuseError
 from transfuse.front.front import Front
 from transfuse.front.prompts import Prompt
+from transfuse.fusion.plan import FusionPlan
 from transfuse.messages import CoreStats, ModelLimits, Ready, StepReport
 from transfuse.outputs import RequestOutput
 from transfuse.sampling_params import SamplingParams
@@ -127,6 +128,12 @@ class AsyncLLM:
     def summary(self) -> Mapping[str, Any]:
         """What a start-up table shows, as the last start found it; see `transfuse.engine.build.Summary`."""
         return self._last_ready().summary
+
+    @property
+    def fusion_plan(self) -> FusionPlan | None:
+        """What was fused and what was not, and why, as the last start found it; None where nothing runs `fused`."""
+        plan = self._last_ready().fusion_plan
+        return None if plan is None else FusionPlan.from_json(plan)
 
     @property
     def limits(self) -> ModelLimits:

@@ -185,11 +185,13 @@ class Ready(msgspec.Struct, kw_only=True, frozen=True, tag="ready"):
         summary: what a start-up table shows, by name.
         limits: what requests are checked against.
         tokenizer: of the model.
+        fusion_plan: JSON of a `FusionPlan`; None where none was made.
     """
 
     summary: dict[str, str | int | float | bool | None]
     limits: ModelLimits
     tokenizer: TokenizerSpec
+    fusion_plan: bytes | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -177,6 +177,9 @@ def test_it_tells_what_it_loaded(shared: Shared) -> None:
     assert (llm.state, llm.reason, llm.is_ready, llm.num_restarts) == ("ready", "", True, 0)
     assert (llm.summary["implementation"], llm.summary["dtype"]) == ("fused", "float32")
     assert (llm.limits.max_model_len, llm.limits.vocab_size) == (512, 512)
+    assert llm.fusion_plan is not None
+    assert llm.fusion_plan.num_fused_linears == llm.fusion_plan.num_linears > 0
+    assert any(kind.source for kind in llm.fusion_plan.kinds)
     assert llm.core_pid != os.getpid()
 
 
@@ -340,6 +343,7 @@ def test_the_original_is_served_too(serve: Callable[..., Any], expected: list[li
     async def body() -> None:
         async with serve(model_impl="original", kv_cache_memory_bytes=None) as llm:
             assert llm.summary["implementation"] == "original"
+            assert llm.fusion_plan is None
             outputs = await asyncio.gather(*(complete(llm, ids(prompt)) for prompt in PROMPTS[:2]))
             assert [output.outputs[0].token_ids for output in outputs] == expected[:2]
             answers = llm.generate(ids([1]), LONG)

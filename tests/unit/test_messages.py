@@ -105,6 +105,7 @@ FROM_CORE = [
             special_tokens={"bos_token": "<s>", "additional": ["a", "b"]},
             eos_token_ids=(1, 2),
         ),
+        fusion_plan=b'{"kinds": []}',
     ),
 ]
 

@@ -39,7 +39,7 @@ def analyse_model(model: nn.Module) -> Analysis:
 def analyse_trace(model: nn.Module, trace: ModelTrace) -> Analysis:
     """What can be fused in a module whose forward was recorded; the module stays as it is."""
     analysis = analyse(trace)
-    analysis = analysis.without(unmergeable(model, analysis))
+    analysis = analysis.without_modules(unmergeable(model, analysis))
     plan = replace(analysis.plan, key=fingerprint(model, own_source()))
     return Analysis(plan, analysis.kinds)
 
@@ -55,7 +55,8 @@ def trace_model(model: nn.Module, probe: LayerProbe | None = None) -> ModelTrace
         probe: takes the place of its cache; None for one that nobody looks at afterwards.
     """
     twin: Any = meta_twin(model)
-    ragged = record(twin, lambda recorder: run_ragged(twin, recorder, LayerProbe() if probe is None else probe))
+    probed = LayerProbe(twin.config) if probe is None else probe
+    ragged = record(twin, lambda recorder: run_ragged(twin, recorder, probed))
     if ragged.error is None or probe is not None:
         return ragged
     twin = meta_twin(model)

@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import fx, nn
 
-from transfuse.fusion.experts import declares_experts, fused_experts
+from transfuse.fusion.experts import FusedExperts, declares_experts, fused_experts
 from transfuse.fusion.fused_class import fused_class
 from transfuse.fusion.fuser import Fuser, Match, Refusal
 from transfuse.fusion.fusers import FUSERS
 from transfuse.fusion.linears import linear_module, linear_of
+from transfuse.fusion.own_experts import is_given_experts, own_experts
 from transfuse.fusion.plan import LINEAR_FUSERS, Fusion, FusionPlan, Kept, KindPlan, Status
 from transfuse.fusion.settled import settled_of
 from transfuse.fusion.sharding import styles_of
@@ -48,6 +49,17 @@ class FusedKind:
         kept = (*plan.kept, *(Kept(fusion.fuser, reason) for fusion in plan.fusions))
         return FusedKind(replace(plan, status="refused", fusions=(), kept=kept, source=None, original=None))
 
+    def parted(self, refused: Mapping[str, str]) -> Iterator[FusedKind]:
+        """The same with some of its modules left as they are, by path, each for a reason."""
+        reasons = [] if self.fused_class is None else [refused.get(path) for path in self.plan.paths]
+        if not any(reasons):
+            yield self
+            return
+        for reason in dict.fromkeys(reasons):
+            paths = tuple(path for path, own in zip(self.plan.paths, reasons, strict=True) if own == reason)
+            part = replace(self, plan=replace(self.plan, paths=paths))
+            yield part if reason is None else part.refused(reason)
+
 
 @dataclass
 class Analysis:
@@ -73,6 +85,17 @@ class Analysis:
             else kind
             for kind in self.kinds
         ]
+        return self._of(kinds)
+
+    def without_modules(self, refused: Mapping[str, str]) -> Analysis:
+        """The same, with some modules left as they are.
+
+        Args:
+            refused: why, by path.
+        """
+        return self._of([part for kind in self.kinds for part in kind.parted(refused)])
+
+    def _of(self, kinds: list[FusedKind]) -> Analysis:
         return Analysis(replace(self.plan, kinds=tuple(kind.plan for kind in kinds)), kinds)
 
 
@@ -153,12 +176,16 @@ def _kind(trace: Trace, paths: tuple[str, ...], model: ModelTrace, fusers: Seque
     }
     if declares_experts(trace, model):
         return _experts_kind(trace, model, described)
+    own = _own_experts_kind(trace, model, described) if trace.is_complete and is_given_experts(trace) else None
+    if isinstance(own, FusedKind):
+        return own
     if not trace.is_complete:
         kept = (Kept("trace", trace.error or ""),)
         plan = KindPlan(**described, status="refused" if linears else "kept", kept=kept)
         return FusedKind(plan, called=tuple(str(node.target) for node in linears))
     known = settled_of(model.root.get_submodule(trace.path), model.root)
     applied, refused, source = _applied(trace, model, fusers, known)
+    refused += [] if own is None else [own]
     fused = {node for match in applied for node in match.nodes}
     called = tuple(str(node.target) for node in linears if node not in fused)
     if source is None or not applied:
@@ -172,6 +199,17 @@ def _experts_kind(trace: Trace, model: ModelTrace, described: dict[str, Any]) ->
         found = fused_experts(trace, model)
     except RewriteRefused as error:
         return FusedKind(KindPlan(**described, status="refused", kept=(Kept("experts", str(error)),)))
+    return _as_kind(found, described)
+
+
+def _own_experts_kind(trace: Trace, model: ModelTrace, described: dict[str, Any]) -> FusedKind | Refusal:
+    try:
+        return _as_kind(own_experts(trace, model), described)
+    except RewriteRefused as error:
+        return Refusal("experts", str(error))
+
+
+def _as_kind(found: FusedExperts, described: dict[str, Any]) -> FusedKind:
     plan = KindPlan(**described, status="fused", fusions=(found.fusion,), source=found.source, original=found.original)
     return FusedKind(plan, found.fused_class)
 

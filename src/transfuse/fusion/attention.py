@@ -9,6 +9,7 @@ from torch import fx
 
 from transfuse.fusion.fuser import Fuser, Match, Refusal
 from transfuse.fusion.query import number
+from transfuse.layers.ragged_cache import RaggedCache
 from transfuse.trace.graph import ModelTrace, TensorFacts, Trace, value_of
 from transfuse.trace.values import Constant
 
@@ -32,9 +33,20 @@ def is_attention(node: Any) -> bool:
     return isinstance(node, fx.Node) and getattr(node.target, "is_attention", False) is True
 
 
+def is_update(node: fx.Node) -> bool:
+    """Whether a node hands keys and values to the cache of the engine."""
+    owner = getattr(node.target, "__self__", None)
+    return isinstance(owner, RaggedCache) and getattr(node.target, "__name__", "") == "update"
+
+
+def given_to(node: fx.Node) -> dict[str, Any]:
+    """What an attention call is given, by name."""
+    return dict(zip(_NAMES, node.args, strict=False)) | node.kwargs
+
+
 def attention_arguments(node: fx.Node) -> dict[str, str | int | float | bool | None]:
     """Sizes, factors, window and kind of an attention call."""
-    given: dict[str, Any] = dict(zip(_NAMES, node.args, strict=False)) | node.kwargs
+    given = given_to(node)
     query, key, value = (value_of(given.get(name)) for name in ("query", "key", "value"))
     found: dict[str, str | int | float | bool | None] = {}
     if all(isinstance(facts, TensorFacts) for facts in (query, key, value)):

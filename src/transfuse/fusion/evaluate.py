@@ -27,10 +27,12 @@ class Evaluator:
     Args:
         model: all traces, for what children do.
         seed: of the random numbers.
+        may_have_parameters: whether what needs parameters is computed; else it counts as what cannot be.
     """
 
-    def __init__(self, model: ModelTrace, seed: int = 0) -> None:
+    def __init__(self, model: ModelTrace, seed: int = 0, *, may_have_parameters: bool = True) -> None:
         self._model = model
+        self._may_have_parameters = may_have_parameters
         self._generator = torch.Generator().manual_seed(seed)
         self.parameters: dict[str, torch.Tensor] = {}
 
@@ -62,6 +64,8 @@ class Evaluator:
     def _value(self, node: fx.Node, trace: Trace, values: dict[fx.Node, Any]) -> Any:
         if node.op == "get_attr":
             path = f"{trace.path}.{node.target}"
+            if not self._may_have_parameters:
+                raise NotEvaluable(f"{path} is a parameter")
             if path not in self.parameters:
                 self.parameters[path] = self.random(value_of(node))
             return self.parameters[path]

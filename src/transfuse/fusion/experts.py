@@ -63,7 +63,7 @@ def fused_experts(trace: Trace, model: ModelTrace) -> FusedExperts:
     call = _call(module, source, settings)
     # Without the wrapper that asks which implementation is configured: this is one.
     bare = dataclasses.replace(source, method=source.function)
-    method = compile_method(bare, _body(source, call))
+    method = compile_method(bare, with_body(source, call))
     details = {**settings, "num_experts": int(module.num_experts), "is_transposed": bool(module.is_transposed)}
     up = "gate_up_proj" if module.has_gate else "up_proj"
     fusion = Fusion("experts", (), ("experts",), sharding={up: "column", "down_proj": "row"}, details=details)
@@ -123,7 +123,8 @@ def _call(module: Any, source: MethodSource, settings: _Settings) -> str:
     return f"torch.ops.transfuse.experts({', '.join([*given, *weights, *kept])})"
 
 
-def _body(source: MethodSource, call: str) -> ast.FunctionDef:
+def with_body(source: MethodSource, call: str) -> ast.FunctionDef:
+    """A method that returns an expression and does nothing else."""
     tree = copy.deepcopy(source.tree)
     tree.body = ast.parse(f"return {call}").body
     return tree

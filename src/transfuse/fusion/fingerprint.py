@@ -19,7 +19,7 @@ import transfuse
 # Settings that change neither what the code does nor what a shrunk instance looks like.
 _IRRELEVANT = ("_name_or_path", "transformers_version", "dtype", "architectures")
 # What decides how a forward is rewritten and what runs in its place.
-_OWN_PACKAGES = ("trace", "rewrite", "fusion", "kernels", "layers")
+_OWN_PACKAGES = ("trace", "rewrite", "fusion", "kernels", "layers", "program")
 
 
 def fingerprint(model: nn.Module, *more: object) -> str:
@@ -29,17 +29,26 @@ def fingerprint(model: nn.Module, *more: object) -> str:
     digest.update(repr(versions).encode())
     digest.update(json.dumps(_settings(model), sort_keys=True, default=str).encode())
     digest.update(type(model).__qualname__.encode())
-    for path in sorted({_source_file(type(module)) for module in model.modules()}):
+    for path in source_files(model):
         digest.update(Path(path).read_bytes())
     return digest.hexdigest()
 
 
+def source_files(model: nn.Module) -> list[str]:
+    """The files that hold the classes of a model's modules."""
+    return sorted({_source_file(type(module)) for module in model.modules()})
+
+
 @cache
-def own_source() -> str:
-    """A digest of the code that fuses, so that what it found is found anew where it has changed."""
+def own_source(*more: str) -> str:
+    """A digest of the code that fuses, so that what it found is found anew where it has changed.
+
+    Args:
+        *more: subpackages of this one that matter too.
+    """
     digest = hashlib.sha256()
     root = Path(transfuse.__file__).parent
-    for package in _OWN_PACKAGES:
+    for package in (*_OWN_PACKAGES, *more):
         for path in sorted((root / package).rglob("*.py")):
             digest.update(path.relative_to(root).as_posix().encode())
             digest.update(path.read_bytes())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from transfuse.fusion.attention import AttentionFuser
+from transfuse.fusion.dense_experts import DenseExpertsFuser
 from transfuse.fusion.fuser import Fuser
 from transfuse.fusion.gated_norm import GatedNormFuser
 from transfuse.fusion.glu import GluFuser
 from transfuse.fusion.inline_rotary import InlineRotaryFuser
+from transfuse.fusion.mla import LatentAttentionFuser
 from transfuse.fusion.mlp import ActivatedLinearFuser, LinearFunctionFuser, LinearFuser
 from transfuse.fusion.norm import NormFuser
 from transfuse.fusion.packed_qkv import PackedQkvFuser
@@ -23,7 +25,9 @@ FUSERS: tuple[Fuser, ...] = (
     RotaryFuser(),
     InlineRotaryFuser(),
     RouterFuser(),
+    DenseExpertsFuser(),
     GluFuser(),
+    LatentAttentionFuser(),
     SharedInputFuser(),
     ActivatedLinearFuser(),
     PackedQkvFuser(),

@@ -250,13 +250,20 @@ def can_join(linears: Sequence[Linear]) -> bool:
     )
 
 
-def refuse_changes(edits: Edits, name: str, first: Position, last: Position) -> None:
+def refuse_changes(edits: Edits, name: str, first: Position, last: Position, *, is_bound: bool = False) -> None:
     """See that a variable stays the same from one expression to another, in branches that were not recorded too.
+
+    Args:
+        edits: of the method.
+        name: of the variable.
+        first: the one expression.
+        last: the other.
+        is_bound: whether the variable is bound by the statement of the first.
 
     Raises:
         RewriteRefused: it may be bound to something else or changed in place.
     """
-    if edits.rebound_between(name, first, last):
+    if edits.rebound_between(name, first, last, is_bound=is_bound):
         raise RewriteRefused(f"{name} may be another tensor by then ({edits.source.where(last)})")
     start, stop = edits.statement_at(first), edits.statement_at(last)
     for node in ast.walk(edits.source.tree):

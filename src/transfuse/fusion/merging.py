@@ -18,30 +18,33 @@ def merged_groups(model: nn.Module, analysis: Analysis) -> list[Group]:
 
 
 def unmergeable(model: nn.Module, analysis: Analysis) -> dict[str, str]:
-    """Why parameters cannot lie in one piece of storage, by the name of the class of module that would want it.
+    """Why parameters cannot lie in one piece of storage, by the path of the module that would want it.
 
-    Tied parameters have one place: they cannot be rows of two joined weights, unless these are tied as wholes.
+    Tied parameters have one place: they cannot be rows of two joined weights, unless these are tied as wholes. The
+    first module that wants them has them.
     """
     wanted: dict[int, tuple[int, ...]] = {}
     refused: dict[str, str] = {}
-    for name, group in _groups(model, analysis):
+    for path, group in _groups(model, analysis):
         key = tuple(map(id, group))
         if len({parameter.dtype for parameter in group}) > 1:
-            refused[name] = "weights to be joined have different dtypes"
-        elif len(set(key)) < len(key) or any(wanted.setdefault(one, key) != key for one in key):
-            refused[name] = "a weight to be joined is tied to another"
+            refused[path] = "weights to be joined have different dtypes"
+        elif len(set(key)) < len(key) or any(wanted.get(one, key) != key for one in key):
+            refused[path] = "a weight to be joined is tied to another"
+        else:
+            wanted |= dict.fromkeys(key, key)
     return refused
 
 
 def _groups(model: nn.Module, analysis: Analysis) -> Iterator[tuple[str, Group]]:
-    """Groups of parameters, each with the class of the module that joins them; where one is missing, none."""
+    """Groups of parameters, each with the path of the module that joins them; where one is missing, none."""
     for kind in analysis.kinds:
         for path in kind.plan.paths:
             module = model.get_submodule(path)
             for names in kind.merged:
                 group = [_parameter(module, name) for name in names]
                 if len(group) > 1 and all(parameter is not None for parameter in group):
-                    yield kind.plan.module_class, tuple(parameter for parameter in group if parameter is not None)
+                    yield path, tuple(parameter for parameter in group if parameter is not None)
 
 
 def _parameter(module: nn.Module, name: str) -> nn.Parameter | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
-from torch import fx
+from torch import fx, nn
 
 from transfuse.fusion.activation import activation_of
 from transfuse.fusion.fuser import Fuser, Match, Refusal
@@ -130,12 +130,16 @@ class LinearFunctionFuser(Fuser):
             if len(nodes) > 1:
                 yield Refusal(self.name, "it runs several times in one forward", position)
             else:
-                yield self._call(nodes[0])
+                yield self._call(nodes[0], trace)
         if whole is not None and not calls:
             yield self._whole(trace, *whole)
 
-    def _call(self, node: fx.Node) -> Match:
+    def _call(self, node: fx.Node, trace: Trace) -> Match:
         def rewrite(edits: Edits) -> None:
+            call = edits.expression(place(node))
+            if _is_super(call):
+                _replace_super(edits, node, trace, call)
+                return
             if any(name not in ("weight", "bias") for name in node.kwargs):
                 raise RewriteRefused(f"the input is given by name ({edits.source.where(place(node))})")
             edits.change_call(place(node), "torch.ops.transfuse.linear")
@@ -151,3 +155,21 @@ class LinearFunctionFuser(Fuser):
 
         nodes = frozenset(node for node in trace.graph.nodes if node.op != "placeholder")
         return Match(self.name, nodes, (), ("linear",), rewrite)
+
+
+def _is_super(call: ast.expr) -> TypeGuard[ast.Call]:
+    """Whether an expression is `super().forward(...)`."""
+    owner = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
+    is_super = isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and owner.func.id == "super"
+    is_super = is_super and not owner.args  # type: ignore[union-attr]
+    return is_super and isinstance(call, ast.Call) and call.func.attr == "forward"  # type: ignore[attr-defined]
+
+
+def _replace_super(edits: Edits, node: Any, trace: Trace, call: ast.Call) -> None:
+    """Have the op run in the place of the forward of `nn.Linear`, as a class derived from it calls that."""
+    forwards = [vars(cls)["forward"] for cls in trace.module_class.__mro__ if "forward" in vars(cls)]
+    forward = forwards[1] if len(forwards) > 1 else None
+    if forward is not nn.Linear.forward or len(call.args) != 1 or call.keywords:
+        raise RewriteRefused(f"super() is more than a linear layer ({edits.source.where(call)})")
+    weight, bias = (None if given is None else f"self.{given.target}" for given in node.args[1:3])
+    edits.replace(place(node), f"torch.ops.transfuse.linear(INPUT, {weight}, {bias})", INPUT=call.args[0])

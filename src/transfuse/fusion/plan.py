@@ -13,7 +13,7 @@ PLAN_VERSION = 1
 LEAST_SHARE = 0.9
 
 # Patterns whose children are linear layers.
-LINEAR_FUSERS = frozenset({"qkv", "packed_qkv", "glu", "mlp", "linear"})
+LINEAR_FUSERS = frozenset({"qkv", "packed_qkv", "mla", "glu", "mlp", "linear"})
 
 Status = Literal["fused", "partial", "kept", "refused"]
 

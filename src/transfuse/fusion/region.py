@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,19 +130,49 @@ def _replace_call(edits: Edits, routing: Routing, settings: dict[str, Any], owne
     function = (
         called_function(call.func, edits.source.function.__globals__, owner) if isinstance(call, ast.Call) else None
     )
-    if not isinstance(call, ast.Call) or function is None or len(call.args) != 1 or call.keywords:
-        raise RewriteRefused(f"the router is no call of one argument ({where})")
+    if not isinstance(call, ast.Call) or function is None or not call.args:
+        raise RewriteRefused(f"the router is no call ({where})")
+    settings_of_call = _settings_of(call, function, owner, where)
     facts = value_of(routing.logits)
     try:
         with torch.no_grad(), torch.device("cpu"):
-            found = function(torch.randn(facts.shape))
+            found = function(torch.randn(facts.shape), **settings_of_call)
     except Exception as error:
         # Whatever the model's own code raises outside of a forward.
         raise RewriteRefused(f"{ast.unparse(call.func)} cannot be tried ({where})") from error
     is_pair = isinstance(found, tuple) and [t.is_floating_point() for t in found] == [True, False]
-    if not is_pair or not is_straight(function):
+    if not is_pair or not is_straight(function, frozenset(settings_of_call)):
         raise RewriteRefused(f"{ast.unparse(call.func)} gives more than weights and indices ({where})")
-    edits.replace(position, f"torch.ops.transfuse.route(LOGITS, {_arguments(settings)})", LOGITS=call.args[0])
+    routed = f"torch.ops.transfuse.route(LOGITS, {_arguments(settings)})"
+    if any(_is_training(part) for part in ast.walk(call)):
+        # Without its position, where the replacement is put.
+        original = ast.Call(call.func, call.args, call.keywords)
+        edits.replace(position, f"CALL if self.training else {routed}", CALL=original, LOGITS=call.args[0])
+    else:
+        edits.replace(position, routed, LOGITS=call.args[0])
+
+
+def _settings_of(call: ast.Call, function: Callable[..., Any], owner: nn.Module, where: str) -> dict[str, Any]:
+    """What a router's function is given besides logits: plain settings of the module, by the function's names."""
+    names = list(inspect.signature(function).parameters)
+    given = dict(zip(names[1:], call.args[1:], strict=False)) | {
+        keyword.arg: keyword.value for keyword in call.keywords
+    }
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name) and value.value.id == "self":
+            found[str(name)] = not _is_training(value) and getattr(owner, value.attr, None)
+        elif isinstance(value, ast.Constant):
+            found[str(name)] = value.value
+        else:
+            raise RewriteRefused(f"the router is given more than logits ({where})")
+    if None in given or len(call.args) > len(names) or any(isinstance(argument, ast.Starred) for argument in call.args):
+        raise RewriteRefused(f"the router is given more than logits ({where})")
+    return found
+
+
+def _is_training(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "training"
 
 
 def _logits_variable(edits: Edits, routing: Routing) -> tuple[str, ast.stmt]:
@@ -248,7 +280,7 @@ def _arguments(settings: dict[str, Any]) -> str:
     bias = settings["bias"]
     texts = ["None" if bias is None else bias.source, repr(settings["top_k"]), repr(settings["scoring"])]
     plain: dict[str, Any] = {"late": False, "normalise": False, "eps": 0.0, "floor": 0.0, "scale": 1.0}
-    plain |= {"expert_scale": None, "num_groups": 1, "top_groups": 1, "best_two": True, "fill": None}
+    plain |= {"expert_scale": None, "num_groups": 1, "top_groups": 1, "best_two": True, "fill": None, "cutoff": 0.0}
     for name, usual in plain.items():
         value = settings.get(name, usual)
         if value != usual:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from transfuse.rewrite.fold import Found, Known
+from transfuse.rewrite.fold import Found, Known, Plain
 from transfuse.trace.structure import INTERNAL, numbers_place
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -36,7 +36,7 @@ def settled_of(module: nn.Module, root: nn.Module) -> Known:
     """
     changed = _changed_by(frozenset(type(part) for part in root.modules()))
 
-    def known(path: tuple[str, ...]) -> bool | int | Found | None:
+    def known(path: tuple[str, ...]) -> Plain | Found:
         owner: Any = module
         for name in path[:-1]:
             owner = None if name in changed else _attribute(owner, name)
@@ -49,9 +49,10 @@ def settled_of(module: nn.Module, root: nn.Module) -> Known:
     return known
 
 
-def _told(name: str, value: Any) -> bool | int | Found | None:
-    if isinstance(value, Found) or value is None or type(value) is bool:
-        return value
+def _told(name: str, value: Any) -> Plain | Found:
+    if isinstance(value, Found) or value is None or type(value) in (bool, float, str):
+        told: Plain | Found = value
+        return told
     if type(value) is int:
         return Found.UNKNOWN if numbers_place(name, value) else value
     return Found.PRESENT

@@ -39,6 +39,13 @@ class Original:
             self.module.set_experts_implementation("eager")
         self.module.eval().requires_grad_(False)
 
+    def take_other_attention(self) -> bool:
+        """Compute attention in another way that is as good, from now on; says whether there is one."""
+        if self.module.config._attn_implementation == "eager":
+            return False
+        self.module.set_attn_implementation("eager")
+        return True
+
     @property
     def num_bytes(self) -> int:
         """Bytes of the weights."""

@@ -6,7 +6,7 @@ import gc
 import platform
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -87,7 +87,7 @@ class _Compared:
     places: list[PlaceError]
     layers: list[LayerError]
     texts: TextErrors
-    reference: TextErrors | None
+    references: list[TextErrors]
     tokens: list[Disagreement]
 
 
@@ -118,12 +118,17 @@ def verify(
     memory = {"served model": served.summary.weight_bytes, "recorded tensors": served.recording.num_bytes}
     trust = config.model.trust_remote_code
 
-    reference: tuple[References, list[Spoken]] | None = None
+    tensors: References | None = None
+    said: list[list[Spoken]] = []
     if dtype != torch.float32:
         note(f"original in {served.summary.dtype}: what the dtype itself costs")
         original = Original(source, dtype, exact=False, trust_remote_code=trust)
-        reference = references(original, served.recording, served.recorded), speak(original, served.texts)
-        memory |= {f"original in {served.summary.dtype}": original.num_bytes, "its tensors": reference[0].num_bytes}
+        tensors = references(original, served.recording, served.recorded)
+        said.append(speak(original, served.texts))
+        memory |= {f"original in {served.summary.dtype}": original.num_bytes, "its tensors": tensors.num_bytes}
+        if original.take_other_attention():
+            note(f"original in {served.summary.dtype}, with other attention: what is chance")
+            said.append(speak(original, served.texts))
         del original
         gc.collect()
 
@@ -131,7 +136,7 @@ def verify(
     oracle = Original(source, torch.float32, exact=True, trust_remote_code=trust)
     memory["oracle"] = oracle.num_bytes
     model_class = type(oracle.module).__name__
-    compared = _compare(oracle, served, reference)
+    compared = _compare(oracle, served, tensors, said)
     checks, first = _judge(Bounds(dtype), served, compared, extent)
     memory["peak of the process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Report(
@@ -226,14 +231,15 @@ def _run_ways(
     return found
 
 
-def _compare(oracle: Original, served: _Served, reference: tuple[References, list[Spoken]] | None) -> _Compared:
-    tensors, said = (None, None) if reference is None else reference
+def _compare(
+    oracle: Original, served: _Served, tensors: References | None, said: Sequence[Sequence[Spoken]]
+) -> _Compared:
     places = compare_modules(oracle, served.recording, served.recorded, tensors, served.fusions)
     layers = compare_layers(oracle, served.recording, served.recorded, tensors)
-    texts, other = compare_texts(oracle, served.texts, said)
+    texts, others = compare_texts(oracle, served.texts, said)
     # Last, since it may turn the oracle into another dtype.
-    tokens = with_exact_gaps(oracle, served.texts, texts.disagreements) if other is None else texts.disagreements
-    return _Compared(places, layers, texts, other, tokens)
+    tokens = texts.disagreements if others else with_exact_gaps(oracle, served.texts, texts.disagreements)
+    return _Compared(places, layers, texts, others, tokens)
 
 
 def _judge(
@@ -241,9 +247,9 @@ def _judge(
 ) -> tuple[list[Check], PlaceError | None]:
     modules = bounds.modules(compared.places)
     routed = is_routed(compared.places)
-    tie = bounds.tie(compared.texts, compared.reference, routed=routed)
+    tie = bounds.tie(compared.texts, compared.references, routed=routed)
     checks = [*modules, bounds.layers(compared.layers, routed=routed)]
-    checks += bounds.texts(compared.texts, compared.reference, routed=routed)
+    checks += bounds.texts(compared.texts, compared.references, routed=routed)
     checks.append(bounds.tokens("greedy", compared.tokens, compared.texts.num_tokens, tie))
     if extent.num_long_tokens > extent.num_tokens:
         checks.append(_long(bounds, served, compared, extent, tie))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from transfuse.config import EngineConfig, SchedulerConfig
@@ -119,6 +119,8 @@ class Served:
 
     def __init__(self, config: EngineConfig, source: ModelSource, *, show_progress: bool) -> None:
         self._config = config
+        # Its modules are looked at.
+        config = replace(config, model=replace(config.model, use_stored_program=False))
         self._built = build_engine(config, source, show_progress=show_progress)
         self.tokenizer = self._built.tokenizer
         self.limits = self._built.limits
@@ -155,7 +157,7 @@ class Served:
         """Continue prompts, packed and in chunks where that can be, and write down what all modules did."""
         core, scheduler = self._core(_RECORDED if self.supports_ways else ALONE, 0)
         scheduler.recorder = Recorder(core.engine.runner.model)
-        with scheduler.recorder.listening() as recording:
+        with core.engine.runner.by_modules(), scheduler.recorder.listening() as recording:
             generated = _run(core, prompts, [num_tokens] * len(prompts))
         return recording, generated
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -37,38 +38,53 @@ class TextErrors:
     """How far log-probabilities are from the oracle's.
 
     Attributes:
-        total: sum of the absolute errors.
-        count: number of log-probabilities.
-        largest: the largest error.
+        errors: absolute, of each text [P, k].
         num_tokens: greedy tokens.
         disagreements: those that the oracle would not have taken.
-        places: mean absolute error of each place.
     """
 
-    total: float = 0.0
-    count: int = 0
-    largest: float = 0.0
+    errors: list[torch.Tensor] = field(default_factory=list)
     num_tokens: int = 0
     disagreements: list[Disagreement] = field(default_factory=list)
-    places: list[float] = field(default_factory=list)
+
+    @functools.cached_property
+    def values(self) -> torch.Tensor:
+        """All errors, in ascending order."""
+        return torch.cat([errors.flatten() for errors in self.errors]).sort().values
+
+    @property
+    def count(self) -> int:
+        """Number of log-probabilities."""
+        return self.values.numel()
 
     @property
     def mean(self) -> float:
-        """Mean absolute error."""
-        return self.total / max(self.count, 1)
+        """Mean error."""
+        return float(self.values.mean())
+
+    @property
+    def largest(self) -> float:
+        """The largest error."""
+        return float(self.values[-1])
+
+    def quantile(self, share: float) -> float:
+        """The error that this share of all does not exceed."""
+        return float(self.values[math.ceil(share * self.count) - 1])
 
     @property
     def median(self) -> float:
         """Median of the places' mean errors."""
-        return statistics.median(self.places) if self.places else 0.0
+        return float(torch.cat([errors.mean(-1) for errors in self.errors]).median())
+
+    @property
+    def peaks(self) -> torch.Tensor:
+        """The largest error of each place, text after text."""
+        return torch.cat([errors.amax(-1) for errors in self.errors])
 
     def add(self, found: torch.Tensor, expected: torch.Tensor) -> None:
         """Take in log-probabilities of one text [P, k]."""
-        errors = (found.double() - expected.double()).abs().nan_to_num(nan=float("inf"))
-        self.total += float(errors.sum())
-        self.count += errors.numel()
-        self.largest = max(self.largest, float(errors.max()))
-        self.places += errors.mean(-1).tolist()
+        self.errors.append((found.double() - expected.double()).abs().nan_to_num(nan=float("inf")))
+        self.__dict__.pop("values", None)
 
 
 @dataclass(frozen=True)
@@ -103,21 +119,21 @@ def speak(original: Original, answers: Sequence[Generated]) -> list[Spoken]:
 
 
 def compare_texts(
-    oracle: Original, answers: Sequence[Generated], reference: Sequence[Spoken] | None
-) -> tuple[TextErrors, TextErrors | None]:
-    """Errors of the served model and, where there is one, of the original in the served dtype."""
-    served, other = TextErrors(), None if reference is None else TextErrors()
+    oracle: Original, answers: Sequence[Generated], references: Sequence[Sequence[Spoken]]
+) -> tuple[TextErrors, list[TextErrors]]:
+    """Errors of the served model, and of each run of the original in the served dtype."""
+    served, others = TextErrors(), [TextErrors() for _ in references]
     for index, answer in enumerate(answers):
         said = spoken(answer)
         logprobs = oracle.logprobs(sequence(answer))
         expected = logprobs.at(_first(answer), said.ids)
         served.add(said.values, expected)
-        if other is not None and reference is not None:
+        for other, reference in zip(others, references, strict=True):
             other.add(reference[index].values, expected)
         served.num_tokens += len(answer.tokens)
         gaps = logprobs.gaps(len(answer.prompt) - 1, torch.tensor(answer.tokens)).tolist()
         served.disagreements += [Disagreement(index, at, gap) for at, gap in enumerate(gaps) if gap > 0]
-    return served, other
+    return served, others
 
 
 def with_exact_gaps(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from tests.unit.engine.driven import logits_of, random_prompts
 from tests.zoo import build
+from transfuse.engine.fused_runner import FusedRunner
+from transfuse.engine.plain_runner import PlainRunner
 from transfuse.fusion.analysis import analyse_model
 from transfuse.fusion.merging import merged_groups, unmergeable
 from transfuse.models.placement import place_weights
@@ -43,12 +46,16 @@ def test_a_weight_that_is_tied_to_one_elsewhere_is_not_joined() -> None:
     first, second = (layer.self_attn for layer in model.model.layers)
     second.k_proj.weight = first.v_proj.weight
     analysis = analyse_model(model)
-    (attention,) = {k.plan.status for k in analysis.kinds if k.plan.module_class == "LlamaAttention"}
-    assert attention == "refused"
-    assert {
-        kept.reason for kind in analysis.plan.kinds for kept in kind.kept if kind.module_class == "LlamaAttention"
-    } == {"a weight to be joined is tied to another"}
+    attention = {k.plan.paths: k.plan for k in analysis.kinds if k.plan.module_class == "LlamaAttention"}
+    first_path, second_path = ("model.layers.0.self_attn",), ("model.layers.1.self_attn",)
+    assert attention.keys() == {first_path, second_path}
+    assert attention[first_path].fusions, "the first has its own place"
+    assert (attention[second_path].status, attention[second_path].fusions) == ("refused", ())
+    assert {kept.reason for kept in attention[second_path].kept} == {"a weight to be joined is tied to another"}
     assert not unmergeable(model, analysis), "what is left can be joined"
+    requests = {"a": (random_prompts(9)[0], [1, 2])}
+    plain = logits_of(PlainRunner(model), requests)
+    torch.testing.assert_close(logits_of(FusedRunner(model, analysis), requests), plain)
 
 
 def test_layers_that_are_tied_as_wholes_share_one_group() -> None:
@@ -67,4 +74,4 @@ def test_weights_of_different_dtypes_are_not_joined() -> None:
     assert not unmergeable(model, analysis)
     mlp = model.model.layers[1].mlp
     mlp.up_proj.weight = nn.Parameter(mlp.up_proj.weight.to(torch.float64), requires_grad=False)
-    assert unmergeable(model, analysis) == {"LlamaMLP": "weights to be joined have different dtypes"}
+    assert unmergeable(model, analysis) == {"model.layers.1.mlp": "weights to be joined have different dtypes"}

@@ -29,6 +29,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "kolibri1": {"late": True, "scoring": "sigmoid"},
     "gemma4_text": {"expert_scale": "self.per_expert_scale"},
     "dbrx": {"scoring": "softmax", "normalise": True},
+    "phimoe": {"scoring": "sparsemixer", "cutoff": 0.02},
+    "deepseek_v4": {"scoring": "sqrt_softplus", "normalise": True, "bias": "self.e_score_correction_bias"},
     "deepseek_v2": {"num_groups": 2, "best_two": False, "fill": 0.0},
     "deepseek_v3": {"num_groups": 2, "best_two": True, "fill": None, "scale": 2.5},
 }
@@ -98,3 +100,9 @@ def test_what_else_a_router_does_is_kept(one_thread: None) -> None:
     module(hidden())
     assert module.calls == 1
     unfuse(module)
+
+
+def test_what_is_not_all_that_a_linear_layer_gives(one_thread: None) -> None:
+    plan = analyse_model(build("inkling_text")).plan
+    assert "router: what it chooses from is not all that a linear layer gives" in reasons(plan)
+    assert "router" not in names(plan)

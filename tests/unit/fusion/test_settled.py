@@ -25,7 +25,8 @@ KNOWN: dict[str, bool | int | Found | None] = {
     "flag": True,
     "number": 3,
     "nothing": None,
-    "name": Found.PRESENT,
+    "name": "x",
+    "rate": 0.5,
     "of_class": False,
     "never": Found.ABSENT,
     "linear.bias": None,
@@ -60,7 +61,7 @@ class Layer(nn.Module):
         self.register_parameter("no_weight", None)
         self.register_buffer("buffer", torch.ones(4))
         self.register_buffer("no_buffer", None)
-        self.flag, self.number, self.nothing, self.name = True, 3, None, "x"
+        self.flag, self.number, self.nothing, self.name, self.rate = True, 3, None, "x", 0.5
         self.layer_idx, self.counted, self.lazy_flag, self.by_helper = 2, 0, False, None
         self.by_setattr, self.by_function, self.deleted, self.changed_outside = False, False, 1, True
         self.registered = None

@@ -8,7 +8,7 @@ import torch
 from transfuse.outputs import Logprob
 from transfuse.verify.original import Logprobs
 from transfuse.verify.served import Generated
-from transfuse.verify.texts import compare_texts, speak, with_exact_gaps
+from transfuse.verify.texts import TextErrors, compare_texts, speak, with_exact_gaps
 from transfuse.verify.ways import compare_ways
 
 VOCABULARY = 7
@@ -42,8 +42,8 @@ def answer(oracle: Oracle, prompt: list[int], num_tokens: int, shift: float = 0.
 def test_an_engine_with_the_oracle_s_numbers_has_no_error() -> None:
     oracle: Any = Oracle()
     answers = [answer(oracle, [1, 2, 3], 5), answer(oracle, [4], 3)]
-    errors, other = compare_texts(oracle, answers, None)
-    assert other is None
+    errors, other = compare_texts(oracle, answers, [])
+    assert other == []
     assert errors.largest < 1e-6
     assert errors.count == (2 + 5 + 3) * VOCABULARY
     assert (errors.num_tokens, errors.disagreements) == (8, [])
@@ -52,10 +52,21 @@ def test_an_engine_with_the_oracle_s_numbers_has_no_error() -> None:
 def test_errors_are_measured_at_the_right_places() -> None:
     oracle: Any = Oracle()
     answers = [answer(oracle, [1, 2, 3], 5, shift=0.5)]
-    errors, other = compare_texts(oracle, answers, speak(oracle, answers))
+    errors, (other,) = compare_texts(oracle, answers, [speak(oracle, answers)])
     assert abs(errors.mean - 0.5) < 1e-6
-    assert other is not None
     assert other.largest == 0.0
+
+
+def test_what_is_told_of_errors() -> None:
+    errors = TextErrors()
+    errors.add(torch.tensor([[0.0, -3.0], [5.0, 1.0]]), torch.tensor([[1.0, 1.0], [5.0, 3.0]]))
+    errors.add(torch.tensor([[10.0, 10.0]]), torch.tensor([[0.0, 9.0]]))
+    assert (errors.count, errors.mean, errors.largest) == (6, 3.0, 10.0)
+    assert errors.peaks.tolist() == [4.0, 2.0, 10.0]
+    assert errors.median == 2.5
+    assert [errors.quantile(share) for share in (0.5, 0.51, 0.99)] == [1.0, 2.0, 10.0]
+    errors.add(torch.tensor([[float("nan"), 0.0]]), torch.zeros(1, 2))
+    assert errors.largest == errors.mean == float("inf")
 
 
 def test_a_wrong_token_is_found_and_the_text_goes_on_after_it() -> None:
@@ -64,7 +75,7 @@ def test_a_wrong_token_is_found_and_the_text_goes_on_after_it() -> None:
     second = oracle.table[3].argsort(descending=True)[1]
     rest = answer(oracle, [1, 2, 3, int(second)], 4)
     wrong.tokens = [int(second), *rest.tokens]
-    errors, _ = compare_texts(oracle, [wrong], None)
+    errors, _ = compare_texts(oracle, [wrong], [])
     (found,) = errors.disagreements
     assert (found.text, found.index) == (0, 0)
     assert found.gap == float(oracle.table[3].max() - oracle.table[3][second])
