@@ -1,0 +1,139 @@
+"""How the compiled `linear` compares with torch's, prepacked oneDNN's and the memory's speed, on weights in memory.
+
+python -m benchmarks.kernels.linear --threads 2 --dtype bfloat16 --shapes 576x3072 1024x6144 --rows 1 8 64
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from transfuse.kernels.cpu.library import DTYPES, NUM_SYMBOLS, OP, Library, NativeProgram
+from transfuse.kernels.cpu.loading import load_kernels
+from transfuse.kernels.cpu.packing import PackedLinear, pack_linear, packed_bytes, weight_buffer
+
+# Together more than the caches hold, so that each product finds its weight in memory, as a model's does.
+WEIGHTS_BYTES = 250_000_000
+READ_NUMBERS = 15_000_000
+# Ours run as parts of a program, in one parallel region.
+OPS_PER_PROGRAM = 8
+SHAPES = ["576x576", "1536x576", "576x3072", "1024x6144", "4096x4096", "576x49152"]
+
+
+def main() -> None:
+    """Print speeds and ratios for each shape and number of rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="KxN")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 32, 64, 256])
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each line")
+    parser.add_argument("--quantile", type=float, default=0.5, help="of the samples; low where others use the machine")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    library = load_kernels().library
+    if library is None:
+        parser.error(str(load_kernels()))
+    dtype = getattr(torch, arguments.dtype)
+    print(f"{library.target}, {arguments.threads} threads, {arguments.dtype}; the memory is read by torch's sum")
+    for shape in arguments.shapes:
+        k, n = map(int, shape.split("x"))
+        weights = Weights(library, n, k, dtype)
+        for rows in arguments.rows:
+            samples = measure(weights.candidates(rows, arguments.threads), arguments.seconds)
+            seconds = {name: float(np.quantile(times, arguments.quantile)) for name, times in samples.items()}
+            print(describe(shape, rows, n * k, dtype.itemsize, seconds), flush=True)
+
+
+def describe(shape: str, rows: int, size: int, item: int, seconds: dict[str, float]) -> str:
+    """A line: our speed, and how often it is the others'."""
+    ours, memory = seconds.pop("ours"), seconds.pop("memory") / (READ_NUMBERS * 4)
+    ratios = "  ".join(f"{other / ours:5.2f} x {name}" for name, other in seconds.items())
+    speed = f"{size * item / ours / 1e9:6.1f} GB/s ({size * item * memory / ours:4.0%} of memory)"
+    return f"{shape:>10} M {rows:4}  {speed} {2 * size * rows / ours / 1e9:6.0f} GFLOP/s  {ratios}"
+
+
+def measure(candidates: dict[str, Iterator[float]], seconds: float) -> dict[str, list[float]]:
+    """Samples of all candidates, taken in turns."""
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(samples["ours"]) < 5:
+        for name, candidate in candidates.items():
+            samples[name].append(next(candidate))
+    return samples
+
+
+class Weights:
+    """Many weights [n, k], as torch has them and packed."""
+
+    def __init__(self, library: Library, n: int, k: int, dtype: torch.dtype) -> None:
+        self.library, self.n, self.k, self.dtype = library, n, k, dtype
+        count = max(2, WEIGHTS_BYTES // (n * k * dtype.itemsize))
+        self.plain = [(torch.randn(n, k) * 0.02).to(dtype) for _ in range(count)]
+        size = packed_bytes(library, n, k, dtype)
+        parts = weight_buffer(size * count).split(size)
+        self.packed = [pack_linear(library, w, out=part) for w, part in zip(self.plain, parts, strict=True)]
+        reorder = torch.ops.mkldnn._reorder_linear_weight
+        self.prepacked = [reorder(weight, None) for weight in self.plain] if dtype is torch.bfloat16 else []
+
+    def candidates(self, rows: int, threads: int) -> dict[str, Iterator[float]]:
+        """Endless seconds of one product each, and of reading memory."""
+        x = torch.randn(rows, self.k).to(self.dtype)
+        numbers = torch.ones(READ_NUMBERS * 4).split(READ_NUMBERS)
+        pointwise = torch.ops.mkldnn._linear_pointwise
+        candidates = {
+            "ours": own_seconds(self.library, self.packed, x, threads),
+            "F.linear": call_seconds([lambda w=w: functional.linear(x, w) for w in self.plain]),
+            "memory": call_seconds([part.sum for part in numbers]),
+        }
+        if self.prepacked:
+            calls = [lambda w=w: pointwise(x, w, None, "none", [], "") for w in self.prepacked]
+            candidates["prepacked"] = call_seconds(calls)
+        return candidates
+
+
+def call_seconds(calls: list[Callable[[], object]]) -> Iterator[float]:
+    """Seconds of one call after another, round and round."""
+    while True:
+        for call in calls:
+            start = time.perf_counter()
+            call()
+            yield time.perf_counter() - start
+
+
+def own_seconds(library: Library, weights: list[PackedLinear], x: torch.Tensor, threads: int) -> Iterator[float]:
+    """Seconds of one op in a program of several, of one program after another, round and round."""
+    n, k = weights[0].num_rows, weights[0].num_columns
+    out = torch.empty(len(x), n, dtype=x.dtype)
+    numbers = [0, *x.shape, *x.stride(), *out.shape, *out.stride(), weights[0].data.numel(), 1]
+    expressions = np.zeros((len(numbers), NUM_SYMBOLS), np.int64)
+    expressions[:, 0] = numbers
+    ops = np.zeros(len(weights), OP)
+    ops["kind"], ops["num_tensors"] = library.kernel("linear"), 5
+    ops["ints"][:, :6], ops["floats"][:, 2] = [n, k, 0, 0, 0, DTYPES[x.dtype]], np.inf
+    views = ops["view"]
+    views["buffer"] = -1
+    views["buffer"][:, 0], views["buffer"][:, 4], views["buffer"][:, 1] = 0, 1, np.arange(len(weights)) + 2
+    for tensor, first in ((0, 1), (4, 5)):
+        views["dtype"][:, tensor], views["dims"][:, tensor] = DTYPES[x.dtype], 2
+        views["size"][:, tensor, :2], views["stride"][:, tensor, :2] = [first, first + 1], [first + 2, first + 3]
+    views["dtype"][:, 1], views["dims"][:, 1] = DTYPES[torch.uint8], 1
+    views["size"][:, 1, 0], views["stride"][:, 1, 0] = 9, 10
+    program = NativeProgram(library, ops, expressions, len(weights) + 2)
+    buffers = np.array([x.data_ptr(), out.data_ptr(), *(w.data.data_ptr() for w in weights)], np.uint64)
+    symbols = np.array([1, 0, 0, 0, 0], np.int64)
+    while True:
+        for first in range(0, len(weights), OPS_PER_PROGRAM):
+            last = min(first + OPS_PER_PROGRAM, len(weights))
+            start = time.perf_counter()
+            assert program.run(first, last, symbols, buffers, threads) == 0
+            yield (time.perf_counter() - start) / (last - first)
+
+
+if __name__ == "__main__":
+    main()

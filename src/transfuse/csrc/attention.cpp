@@ -1,0 +1,319 @@
+// Attention of a ragged batch over the paged cache (https://arxiv.org/abs/2309.06180), prompts and single tokens alike.
+//
+// Tensors: 0 query [T, num_heads, D], 1 key cache [blocks, num_kv_heads, block_size, D], 2 value cache [.., Dv],
+// 3 block table i32 [R, B], 4 first query row of each request i32 [R + 1], 5 lengths i32 [R], 6 sinks [num_heads]
+// (optional), 7 out [T, num_heads, Dv], 8 ALiBi slopes [num_heads] (optional). Integers: 0 window. Floats: 0 scale,
+// 1 softcap.
+//
+// A row's numbers are the same alone, in a batch, in any chunk and on any number of threads: keys are taken in tiles
+// that begin at fixed positions, in ascending order, by online softmax (https://arxiv.org/abs/2205.14135); tiles are
+// grouped in partitions that begin at fixed positions, each computed from scratch and merged in ascending order.
+#include <algorithm>
+#include <atomic>
+
+#include "attention_cache.h"
+#include "attention_narrow.h"
+#include "attention_plan.h"
+#include "attention_softmax.h"
+#include "attention_workspace.h"
+#include "kernels.h"
+#include "team.h"
+#include "tensor_row.h"
+
+namespace transfuse {
+
+namespace attention {
+
+namespace {
+
+Workspace workspace;
+
+// One thread's work: `T` is what the cache holds, `Word` what is multiplied.
+template <class T, class Word>
+class Attention {
+ public:
+  Attention(const Op& op, Team& team)
+      : op_(op),
+        team_(team),
+        lengths_(op),
+        cache_(op),
+        key_size_(op.tensor[1].size[3]),
+        value_size_(op.tensor[2].size[3]),
+        num_words_((key_size_ + kWidth<Word> - 1) / kWidth<Word>),
+        stride_((value_size_ + kValueStep - 1) / kValueStep * kValueStep) {
+    const float scale = static_cast<float>(op.floats[0]), softcap = static_cast<float>(op.floats[1]);
+    // In units of ln 2, so that weights are powers of two.
+    softcap_ = softcap * kLog2E;
+    scale_ = softcap == 0 ? scale * kLog2E : scale / softcap;
+  }
+
+  void run() {
+    static thread_local Plan plan;
+    make_plan(lengths_, stride_, team_.num_threads, plan);
+    const int64_t num_rows = lengths_.starts[lengths_.num_requests];
+    const int64_t num_padding = op_.tensor[7].size[0] - num_rows;
+    if (!workspace.holds(plan)) {
+      team_.barrier();  // until all have looked
+      if (team_.thread == 0) workspace.grow(plan);
+      team_.barrier();
+    }
+    const int64_t num_items = static_cast<int64_t>(plan.items.size());
+    team_.for_each(num_items + num_padding, [&](int64_t i) {
+      if (i < num_items) {
+        next_ = i + 1 < num_items ? &plan.items[i + 1] : nullptr;
+        compute(plan.items[i]);
+      } else {
+        clear_row(num_rows + i - num_items);
+      }
+    });
+  }
+
+ private:
+  // Results are as wide as whole loads of values.
+  static constexpr int64_t kValueStep = kLanes * kWidth<Word>;
+  static constexpr int kMaxBlockRows = std::max(kBlockRows, kNarrowRows);
+
+  void take_scratch(int64_t rows) {
+    lay_out(rows, nullptr);
+    lay_out(rows, team_.scratch(arena_.used()));
+  }
+
+  void lay_out(int64_t rows, char* base) {
+    arena_.begin(base);
+    zeros_ = arena_.take<T>(std::max(key_size_, value_size_));
+    query_ = arena_.take<Word>((rows + kNarrowRows) * num_words_ + kLanes);
+    keys_ = arena_.take<Word>(num_words_ * kTileKeys);
+    values_ = arena_.take<Word>(kTileKeys / kWidth<Word> * stride_);
+    scores_ = arena_.take<float>(kMaxBlockRows * kTileKeys);
+    weights_ = arena_.take<Word>(kMaxBlockRows * kTileKeys / kWidth<Word>);
+    slopes_ = arena_.take<float>(rows);
+    lane_sums_ = arena_.take<float>(rows * kLanes);
+    views_ = arena_.take<RowView>(rows);
+    for (RowStates* states : {&total_, &part_}) {
+      states->largest = arena_.take<float>(rows);
+      states->sum = arena_.take<float>(rows);
+      states->acc = arena_.take<float>(rows * stride_);
+    }
+  }
+
+  void compute(const Item& item) {
+    take_scratch(item.num_rows);
+    std::memset(static_cast<void*>(zeros_), 0, std::max(key_size_, value_size_) * sizeof(T));
+    cache_.find_rows(item, item.first_tile(), zeros_, *ahead_);
+    if (&item != fetched_) Fetcher<T>(*ahead_, key_size_, value_size_).rest();
+    pack_query(item);
+    if (item.num_items > 1) {
+      compute_some(item);
+      return;
+    }
+    for (int i = 0; i < item.num_partitions; i++) {
+      const RowStates& states = i == 0 ? total_ : part_;
+      compute_partition(item, item.partition + i, states);
+      if (i > 0) merge(item.num_rows, stride_, total_, states);
+    }
+    finish(item);
+  }
+
+  // One of several items of a tile: who comes last puts the partitions together.
+  void compute_some(const Item& item) {
+    const int64_t origin = item.first_seen / kPartitionKeys;
+    for (int i = 0; i < item.num_partitions; i++) {
+      const int64_t partition = item.partition + i;
+      compute_partition(item, partition, partial(item, partition - origin));
+    }
+    std::atomic<int32_t>& done = workspace.counters[item.counter];
+    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < item.num_items) return;
+    done.store(0, std::memory_order_relaxed);
+    clear(item.num_rows, stride_, total_);
+    const int64_t num_partitions = (item.last_seen + kPartitionKeys - 1) / kPartitionKeys - origin;
+    for (int64_t i = 0; i < num_partitions; i++) merge(item.num_rows, stride_, total_, partial(item, i));
+    finish(item);
+  }
+
+  RowStates partial(const Item& item, int64_t index) const {
+    float* base = workspace.partials.data() + item.partial + index * item.num_rows * (stride_ + 2);
+    return {base, base + item.num_rows, base + 2 * item.num_rows};
+  }
+
+  void pack_query(const Item& item) {
+    const Tensor& query = op_.tensor[0];
+    for (int r = 0; r < item.num_rows; r++) {
+      const int64_t token = (item.row + r) / lengths_.group;
+      const int64_t head = item.head * lengths_.group + (item.row + r) % lengths_.group;
+      const int64_t offset = (lengths_.starts[item.request] + token) * query.stride[0] + head * query.stride[1];
+      const int64_t position = lengths_.context(item.request) + token;
+      views_[r].position = position;
+      if (op_.tensor[8]) slopes_[r] = number_at(op_.tensor[8], head * op_.tensor[8].stride[0]) * kLog2E;
+      Word* to = query_ + r * num_words_;
+      if constexpr (kWidth<Word> == 1) {
+        read_row(query, offset, key_size_, to);  // and zeros where the next row begins
+      } else {
+        to[num_words_ - 1] = Word{};
+        std::memcpy(to, query.as<bf16>() + offset, key_size_ * sizeof(bf16));
+      }
+    }
+    if (item.num_rows <= kNarrowRows) {
+      narrow_query_ = query_ + item.num_rows * num_words_;
+      for (int r = 0; r < item.num_rows; r++)
+        for (int64_t i = 0; i < num_words_; i++) narrow_query_[i * item.num_rows + r] = query_[r * num_words_ + i];
+    }
+  }
+
+  void compute_partition(const Item& item, int64_t partition, const RowStates& states) {
+    clear(item.num_rows, stride_, states);
+    std::memset(lane_sums_, 0, item.num_rows * kLanes * sizeof(float));
+    const int64_t begin = std::max<int64_t>(item.first_seen, partition * kPartitionKeys);
+    const int64_t end = std::min<int64_t>(item.last_seen, (partition + 1) * kPartitionKeys);
+    for (int64_t tile = begin / kTileKeys * kTileKeys; tile < end; tile += kTileKeys) {
+      std::swap(rows_, ahead_);
+      look_ahead(item, tile);
+      compute_tile(item, tile, std::max(begin, tile), std::min(end, tile + kTileKeys), states);
+    }
+    for (int r = 0; r < item.num_rows; r++) states.sum[r] = sum(load(lane_sums_ + r * kLanes));
+  }
+
+  // The tile to fetch while this one is at work: the item's next, or the first of the item that probably comes next.
+  void look_ahead(const Item& item, int64_t tile) {
+    if (tile + kTileKeys < item.last_key()) {
+      cache_.find_rows(item, tile + kTileKeys, zeros_, *ahead_);
+    } else if (next_ != nullptr) {
+      cache_.find_rows(*next_, next_->first_tile(), zeros_, *ahead_);
+      fetched_ = next_;
+    } else {
+      *ahead_ = *rows_;
+    }
+  }
+
+  // Columns of keys that lie in [begin, end), counted from the tile's first.
+  void compute_tile(const Item& item, int64_t tile, int64_t begin, int64_t end, const RowStates& states) {
+    const int first = static_cast<int>(begin - tile) / kLanes;
+    const int last = static_cast<int>(end - tile + kLanes - 1) / kLanes;
+    for (int r = 0; r < item.num_rows; r++) {
+      RowView& view = views_[r];
+      const int64_t oldest = lengths_.window > 0 ? view.position - lengths_.window + 1 - tile : 0;
+      view.first = static_cast<int32_t>(std::min<int64_t>(kTileKeys, std::max<int64_t>(0, oldest)));
+      view.last = static_cast<int32_t>(std::min<int64_t>(kTileKeys, std::max<int64_t>(0, view.position + 1 - tile)));
+    }
+    Fetcher<T> fetcher(*ahead_, key_size_, value_size_);
+    if (item.num_rows <= kNarrowRows) {
+      compute_narrow(item.num_rows, tile, fetcher, states);
+      fetcher.rest();
+      return;
+    }
+    pack_keys<Word>(rows_->keys(), key_size_, first, last, fetcher, keys_);
+    pack_values<Word>(rows_->values(), value_size_, first, last, fetcher, values_, stride_);
+    fetcher.rest();
+    const int num_blocks = (item.num_rows + kBlockRows - 1) / kBlockRows;
+    for (int block = 0; block < num_blocks; block++) {
+      const int row = item.num_rows * block / num_blocks;
+      compute_block(row, item.num_rows * (block + 1) / num_blocks - row, tile, states);
+    }
+  }
+
+  // The columns of keys that some of the rows see, and whether each row sees all of them.
+  struct Span {
+    int begin, end;
+    bool masked;
+  };
+
+  Span span(int row, int num_rows) const {
+    // Rows are in ascending order of position.
+    const RowView &oldest = views_[row], &newest = views_[row + num_rows - 1];
+    const int begin = oldest.first / kLanes, end = (newest.last + kLanes - 1) / kLanes;
+    return {begin, end, newest.first > begin * kLanes || oldest.last < end * kLanes};
+  }
+
+  void weigh(int row, int num_rows, const Span& keys, int64_t tile, const RowStates& states, float* alpha) {
+    softmax(Block{num_rows, keys.begin, keys.end, keys.masked, tile, views_ + row,
+                  op_.tensor[8] ? slopes_ + row : nullptr, scores_, states.largest + row, lane_sums_ + row * kLanes,
+                  alpha},
+            softcap_, weights_);
+  }
+
+  void compute_block(int row, int num_rows, int64_t tile, const RowStates& states) {
+    const Span keys = span(row, num_rows);
+    if (keys.begin >= keys.end) return;
+    float alpha[kBlockRows];
+    score(num_rows, query_ + row * num_words_, num_words_, keys_, keys.begin, keys.end, scale_, scores_);
+    weigh(row, num_rows, keys, tile, states, alpha);
+    add_values(num_rows, weights_, values_, stride_, keys.begin, keys.end, alpha, states.acc + row * stride_);
+  }
+
+  // Rows that are too few to make packing worth while.
+  void compute_narrow(int num_rows, int64_t tile, Fetcher<T>& fetcher, const RowStates& states) {
+    const Span keys = span(0, num_rows);
+    float alpha[kNarrowRows];
+    score_narrow(num_rows, narrow_query_, rows_->keys(), key_size_, keys.begin, keys.end, scale_, fetcher, scores_);
+    fetcher.at_softmax();
+    weigh(0, num_rows, keys, tile, states, alpha);
+    add_values_narrow(num_rows, weights_, rows_->values(), value_size_, stride_, keys.begin, keys.end, alpha, fetcher,
+                      states.acc);
+  }
+
+  // Divides by the sum of the weights, sinks included, and writes the rows.
+  void finish(const Item& item) {
+    const Tensor& out = op_.tensor[7];
+    for (int r = 0; r < item.num_rows; r++) {
+      const int64_t token = lengths_.starts[item.request] + (item.row + r) / lengths_.group;
+      const int64_t head = item.head * lengths_.group + (item.row + r) % lengths_.group;
+      float* acc = total_.acc + r * stride_;
+      const float factor = 1.0f / total_with_sink(r, head);
+      for (int64_t i = 0; i < stride_; i += kLanes) store(acc + i, load(acc + i) * broadcast(factor));
+      write_row(out, token * out.stride[0] + head * out.stride[1], value_size_, acc);
+    }
+  }
+
+  float total_with_sink(int r, int64_t head) const {
+    if (!op_.tensor[6]) return total_.sum[r];
+    const float sink = number_at(op_.tensor[6], head * op_.tensor[6].stride[0]) * kLog2E;
+    // A sink far above the scores makes this infinite, and the row 0.
+    return total_.sum[r] + std::exp2(sink - total_.largest[r]);
+  }
+
+  void clear_row(int64_t token) const {
+    const Tensor& out = op_.tensor[7];
+    const size_t size = item_size(out.dtype);
+    for (int64_t head = 0; head < out.size[1]; head++)
+      std::memset(out.as<char>() + (token * out.stride[0] + head * out.stride[1]) * size, 0, value_size_ * size);
+  }
+
+  const Op& op_;
+  Team& team_;
+  const Lengths lengths_;
+  const CacheRows<T> cache_;
+  const int64_t key_size_, value_size_;
+  const int64_t num_words_;  // in a key
+  const int64_t stride_;     // of values and results
+  float scale_, softcap_;
+
+  Arena arena_;
+  TileRows<T> tiles_[2];
+  TileRows<T> *rows_ = &tiles_[0], *ahead_ = &tiles_[1];
+  T* zeros_;
+  Word *query_, *narrow_query_, *keys_, *values_, *weights_;
+  float *scores_, *slopes_, *lane_sums_;
+  RowView* views_;
+  RowStates total_, part_;
+  const Item *next_ = nullptr, *fetched_ = nullptr;
+};
+
+}  // namespace
+
+}  // namespace attention
+
+void paged_attention(const Op& op, Team& team) {
+  using attention::Attention;
+  if (op.tensor[1].dtype == kFloat32) {
+    Attention<float, float>(op, team).run();
+    return;
+  }
+#if defined(__AVX512BF16__)
+  if (op.tensor[0].dtype == kBFloat16) {
+    Attention<bf16, attention::Pair>(op, team).run();
+    return;
+  }
+#endif
+  Attention<bf16, float>(op, team).run();
+}
+
+}  // namespace transfuse
