@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 
@@ -19,6 +20,8 @@ class ProgressCounter:
         self.fd = fd
         self._map = mmap.mmap(fd, _SIZE)
         self._cell = memoryview(self._map).cast("Q")
+        # The view that it is read from is let go at once, or the memory could not be closed.
+        self._address = ctypes.addressof(ctypes.c_uint64.from_buffer(self._map))
 
     @classmethod
     def create(cls) -> ProgressCounter:
@@ -43,6 +46,11 @@ class ProgressCounter:
     def bump(self) -> None:
         """Count one up; only one process does."""
         self._cell[0] = (self._cell[0] + 1) & 0xFFFF_FFFF_FFFF_FFFF
+
+    @property
+    def address(self) -> int:
+        """Of the count, for code that counts up without Python; valid until `close`."""
+        return self._address
 
     @property
     def value(self) -> int:

@@ -1,4 +1,4 @@
-"""Command line of the zoo: `python -m tests.zoo check | save | fusions | list`."""
+"""Command line of the zoo: `python -m tests.zoo check | save | fusions | programs | list`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.zoo.check import check, offline_and_quiet, summary
 from tests.zoo.data.notes import UNUSABLE
 from tests.zoo.facts import write_facts
 from tests.zoo.fusions import table
+from tests.zoo.programs import program_of
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,6 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("fusions", help="print docs/fusion-zoo.md: what is fused in each type")
     command.add_argument("names", nargs="*", metavar="NAME", help="model types; none: all")
     command.set_defaults(run=_fusions)
+    command = commands.add_parser("programs", help="print tests/unit/engine/program_types.txt: what kernels compute")
+    command.add_argument("names", nargs="*", metavar="NAME", help="model types; none: all that can be fused")
+    command.set_defaults(run=_programs)
     command = commands.add_parser("list", help="print all names")
     command.set_defaults(run=_list, names=[])
     return parser
@@ -72,6 +76,15 @@ def _fusions(args: argparse.Namespace) -> int:
     with offline_and_quiet():
         page = table(args.names or MODEL_TYPES)
     print(page, end="")
+    return 0
+
+
+def _programs(args: argparse.Namespace) -> int:
+    for name in args.names or MODEL_TYPES:
+        with offline_and_quiet():
+            program = program_of(name)
+        if program is not None:
+            print(name, program, flush=True)
     return 0
 
 

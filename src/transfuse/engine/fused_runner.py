@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from transfuse.cache.kv_cache import KVCache
 from transfuse.engine.plain_runner import PlainRunner
+from transfuse.engine.step_program import StepProgram, capture_step
 from transfuse.engine.verdicts import where
 from transfuse.errors import UnsupportedModelError
 from transfuse.fusion.apply import Analysis, install, uninstall
 from transfuse.fusion.plan import KindPlan
+from transfuse.kernels.cpu.loading import load_kernels
 from transfuse.kernels.torch_ops import executions
 from transfuse.layers.experts import fused_experts_of
 from transfuse.layers.forward_arguments import ForwardArguments
+from transfuse.layers.paged_cache import PagedCache
+from transfuse.layers.step_context import StepContext
+from transfuse.program.errors import CaptureError
+from transfuse.program.executable import Executable
+from transfuse.program.graph import Graph, TorchOp
+from transfuse.program.native import NativeOp
+from transfuse.progress import ProgressCounter
+
+log = logging.getLogger(__name__)
 
 
 class FusedRunner(PlainRunner):
@@ -27,6 +42,12 @@ class FusedRunner(PlainRunner):
         model: in eval mode. Until `close`, its modules have their fused classes, and attention and experts go to the
             seams of this package.
         analysis: of this model.
+        owns_weights: whether nobody else uses the model, so that the memory of weights that are kept in another
+            layout may be given back.
+
+    Attributes:
+        observe: is shown the cache and the program, while the weights are still as they were; to be set before
+            `allocate`.
 
     Raises:
         UnsupportedModelError: nothing can be fused, other ops ran than the plan says, or the model's code does
@@ -35,7 +56,14 @@ class FusedRunner(PlainRunner):
 
     implementation = "fused"
 
-    def __init__(self, model: PreTrainedModel, analysis: Analysis) -> None:
+    def __init__(self, model: PreTrainedModel, analysis: Analysis, *, owns_weights: bool = False) -> None:
+        self._owns_weights = owns_weights
+        self.observe: Callable[[KVCache, Graph, Sequence[NativeOp | TorchOp]], None] | None = None
+        self._program: StepProgram | None = None
+        self._is_by_modules = False
+        # Why there is none.
+        self._no_program = "no cache has been allocated"
+        self._progress: ProgressCounter | None = None
         # A fused class has another name.
         ForwardArguments.of(type(model))
         if not analysis.plan.num_fusions:
@@ -43,14 +71,95 @@ class FusedRunner(PlainRunner):
         with ExitStack() as restore:
             restore.callback(uninstall, install(model, analysis))
             restore.enter_context(fused_experts_of(model))
-            with _counting_calls(model, analysis) as calls:
-                before = executions.copy()
+            with _counting_calls(model, analysis) as self._calls:
                 self._init_plain(model)
-                executed = executions - before
+                executed = executions - self._executed_before
             # The plain runner's own is undone first.
             restore.push(self._restore)
-            _check_claims(model, analysis, calls, executed)
+            _check_claims(model, analysis, self._calls, executed)
             self._restore = restore.pop_all()
+
+    @property
+    def executable(self) -> Executable | None:
+        """See `ModelRunner.executable`."""
+        return None if self._program is None else self._program.executable
+
+    @property
+    def kernels(self) -> str:
+        """See `ModelRunner.kernels`."""
+        return str(load_kernels()) if self._program is not None else f"torch ({self._no_program})"
+
+    @property
+    def has_program(self) -> bool:
+        """Whether the forward runs as a program."""
+        return self._program is not None
+
+    def allocate(self, num_blocks: int, block_size: int) -> int:
+        """See `ModelRunner.allocate`; then the forward is made a program, where it can be one."""
+        num_bytes = super().allocate(num_blocks, block_size)
+        assert self._kv is not None
+        if self.apart:
+            # How often such a layer runs depends on the batch.
+            self._no_program = self.remarks[0]
+            return num_bytes
+        loaded, observe = load_kernels(), self.observe
+        if loaded.library is None:
+            self._no_program = loaded.origin
+            return num_bytes
+        try:
+            self._program = capture_step(
+                self._logits_of_modules,
+                self._kv,
+                self.groups,
+                block_size,
+                self._model.config.get_text_config(decoder=True).vocab_size,
+                loaded.library,
+                frees_weights=self._owns_weights,
+                observe=None if observe is None else partial(observe, self._kv),
+            )
+        except CaptureError as error:
+            self._no_program = str(error)
+            log.info("%s runs module by module: %s", type(self._model).__name__, error)
+        return num_bytes
+
+    def show_progress(self, counter: ProgressCounter) -> None:
+        """See `ModelRunner.show_progress`."""
+        super().show_progress(counter)
+        self._progress = counter
+
+    @contextmanager
+    def by_modules(self) -> Iterator[None]:
+        """See `ModelRunner.by_modules`."""
+        if self._program is not None:
+            self._program.executable.restore()
+        self._is_by_modules = True
+        try:
+            yield
+        finally:
+            self._is_by_modules = False
+
+    @property
+    def _min_rows(self) -> int:
+        # The compiled kernels give a row the same bits whatever the number of rows.
+        return 1 if self._running_program is not None else super()._min_rows
+
+    @property
+    def _running_program(self) -> StepProgram | None:
+        return None if self._is_by_modules else self._program
+
+    def _logits(self, context: StepContext) -> torch.Tensor:
+        program = self._running_program
+        return super()._logits(context) if program is None else program.run(context, self._progress)
+
+    def _logits_of_modules(self, context: StepContext) -> torch.Tensor:
+        """As `_logits`, outside of inference mode, which hides what an operation is made of."""
+        assert self._kv is not None
+        return self._forward(PagedCache(self._kv, context, self._layout), context)
+
+    def _before_probe(self) -> None:
+        # What a refused try did is not counted.
+        self._calls.clear()
+        self._executed_before = executions.copy()
 
     def _init_plain(self, model: PreTrainedModel) -> None:
         try:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
-from transfuse.cache.groups import group_layers
+from transfuse.cache.groups import LayerSpec, group_layers
 from transfuse.cache.kv_cache import KVCache, block_bytes
-from transfuse.engine.runner import ModelRunner, PromptLogits, StepLogits
+from transfuse.engine.ragged_step import run_ragged
+from transfuse.engine.runner import ModelRunner, StepLogits
 from transfuse.engine.scheduler import Batch
-from transfuse.engine.step_inputs import MIN_ROWS, build_step_inputs
+from transfuse.engine.step_inputs import MIN_ROWS
+from transfuse.errors import UnsupportedModelError
+from transfuse.layers.apart import ApartLayer, apart, layer_to_blame
 from transfuse.layers.attention import attending_to, paged_attention_of
+from transfuse.layers.cache_layout import CacheLayout
 from transfuse.layers.forward_arguments import ForwardArguments
 from transfuse.layers.layer_probe import LayerProbe
 from transfuse.layers.paged_cache import PagedCache
@@ -25,6 +31,9 @@ class PlainRunner(ModelRunner):
 
     Args:
         model: in eval mode. Until `close`, its attention goes to the paged cache.
+
+    Attributes:
+        specs: what each cache layer keeps.
 
     Raises:
         UnsupportedModelError: the model's code does something that a ragged batch cannot answer; the message names it.
@@ -39,56 +48,112 @@ class PlainRunner(ModelRunner):
         self._arguments = ForwardArguments.of(type(model))
         self._kv: KVCache | None = None
         self._block_size = 0
+        # Layers that run on one request after the other, and why.
+        self.apart: dict[type[nn.Module], str] = {}
         with ExitStack() as restore:
             restore.enter_context(paged_attention_of(model))
-            probe = self._probe_layers()
-            self._specs, self._layout = probe.specs(), probe.layout()
+            self.specs, self._layout = self._probed(restore)
             # Kept open until close(); an error above has already undone it.
             self._restore = restore.pop_all()
-        self.groups = group_layers(self._specs)
+        self.groups = group_layers(self.specs)
 
-    def _probe_layers(self) -> LayerProbe:
-        zeros = torch.zeros(MIN_ROWS, dtype=torch.int64)
-        row = torch.tensor([0, MIN_ROWS], dtype=torch.int32)
-        probe = LayerProbe()
+    def _probed(self, restore: ExitStack) -> tuple[list[LayerSpec], CacheLayout]:
+        """What each cache layer keeps, and of which tensors.
+
+        Layers whose code does what a ragged batch cannot answer are taken to need a request to themselves.
+        """
+        refusal: UnsupportedModelError | None = None
+        while True:
+            self._before_probe()
+            with ExitStack() as tried:
+                layers = tried.enter_context(apart(self._model, self.apart))
+                try:
+                    found = self._probe_with(layers)
+                except UnsupportedModelError as error:
+                    refusal = refusal or error
+                    blamed = layer_to_blame(error, self._model)
+                    if blamed is None or blamed in self.apart:
+                        raise refusal from None
+                    self.apart[blamed] = str(error)
+                else:
+                    restore.push(tried.pop_all())
+                    return found
+
+    @property
+    def remarks(self) -> list[str]:
+        """What to say of how the model is run: which layers run on one request after the other, and why."""
+        return [f"{layer.__name__} runs on one request after the other: {why}" for layer, why in self.apart.items()]
+
+    def _before_probe(self) -> None:
+        """Called before each try to run the model on a ragged row."""
+
+    def _probe_with(self, layers: Sequence[ApartLayer]) -> tuple[list[LayerSpec], CacheLayout]:
+        empty = self._probe_layers()
+        specs, layout = empty.specs(), empty.layout()
+        others = []
+        if layout.num_listed is not None:
+            others.append(self._probe_layers(layout))
+        if layers:
+            others.append(self._probe_layers(layout if others else None, MIN_ROWS + 1))
+            for layer in layers:
+                layer.settle()
+        if any((other.specs(), other.layout()) != (specs, layout) for other in others):
+            raise UnsupportedModelError("cache layers are written otherwise once Cache.layers are initialised")
+        return specs, layout
+
+    def _probe_layers(self, filled: CacheLayout | None = None, num_tokens: int = MIN_ROWS) -> LayerProbe:
+        probe = LayerProbe(self._model.config, filled, num_tokens)
+        zeros = torch.zeros(num_tokens, dtype=torch.int64)
+        row = torch.tensor([0, num_tokens], dtype=torch.int32)
         context = StepContext(
             input_ids=zeros,
-            positions=torch.arange(MIN_ROWS),
-            num_tokens=MIN_ROWS,
+            positions=torch.arange(num_tokens),
+            num_tokens=num_tokens,
             cu_seqlens_q=row,
             seq_lens=row[1:],
             block_table=(),
             slot_mapping=(),
             logit_rows=zeros,
         )
-        self._forward(probe, context)
+        with torch.inference_mode():
+            self._forward(probe, context)
         return probe
 
     def bytes_per_block(self, block_size: int) -> int:
         """See `ModelRunner.bytes_per_block`."""
-        return block_bytes(self._specs, self.groups, block_size, self._model.dtype)
+        return block_bytes(self.specs, self.groups, block_size, self._model.dtype)
 
     def allocate(self, num_blocks: int, block_size: int) -> int:
         """See `ModelRunner.allocate`."""
         self._block_size = block_size
         self._kv = KVCache(
-            self._specs, self.groups, num_blocks=num_blocks, block_size=block_size, dtype=self._model.dtype
+            self.specs, self.groups, num_blocks=num_blocks, block_size=block_size, dtype=self._model.dtype
         )
         return self._kv.num_bytes
 
     def run(self, batch: Batch) -> StepLogits:
         """See `ModelRunner.run`."""
         assert self._kv is not None, "allocate() comes first"
-        self._kv.zero_blocks(batch.fresh_blocks)
-        inputs = build_step_inputs(batch, len(self.groups), self._block_size)
-        logits = self._forward(PagedCache(self._kv, inputs.context, self._layout), inputs.context)
-        return StepLogits(
-            logits[: len(inputs.sampling)],
-            inputs.sampling,
-            {p.request.request_id: PromptLogits(p.first_target, logits[p.start : p.stop]) for p in inputs.prompts},
+        return run_ragged(
+            batch,
+            self._kv,
+            num_groups=len(self.groups),
+            block_size=self._block_size,
+            min_rows=self._min_rows,
+            logits_of=self._logits,
         )
 
+    @property
+    def _min_rows(self) -> int:
+        """Rows that a step is padded to."""
+        return MIN_ROWS
+
     @torch.inference_mode()
+    def _logits(self, context: StepContext) -> torch.Tensor:
+        """Logits [rows, V] of `context.logit_rows`; the cache is written."""
+        assert self._kv is not None, "allocate() comes first"
+        return self._forward(PagedCache(self._kv, context, self._layout), context)
+
     def _forward(self, cache: RaggedCache, context: StepContext) -> torch.Tensor:
         """Logits [rows, V] of `context.logit_rows`."""
         arguments = self._arguments

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,12 @@ import torch
 from transfuse.cache.groups import CacheGroup
 from transfuse.engine.request import Request
 from transfuse.engine.scheduler import Batch
+from transfuse.progress import ProgressCounter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from transfuse.program.executable import Executable
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class PromptLogits:
 
 @dataclass(frozen=True, slots=True)
 class StepLogits:
-    """What one step gave.
+    """What one step gave; its tensors are good until the next step, which may use their memory again.
 
     Attributes:
         logits: [S, V], a row for each request that gets a token.
@@ -66,11 +70,26 @@ class ModelRunner(ABC):
         """The module that runs, for those who look on."""
         return self._model
 
-    def before_each_layer(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called whenever a layer of the model begins to compute, for as long as the model lives."""
+    @property
+    def executable(self) -> Executable | None:
+        """The program that the forward runs as; None where modules run."""
+        return None
+
+    @property
+    def kernels(self) -> str:
+        """Which kernels compute: the instructions that compiled ones use, or `torch`, and why."""
+        return "torch"
+
+    @contextmanager
+    def by_modules(self) -> Iterator[None]:
+        """Within it, the modules run one by one, so that hooks on them see what passes."""
+        yield
+
+    def show_progress(self, counter: ProgressCounter) -> None:
+        """Have `counter` bumped whenever a layer of the model begins to compute, for as long as the model lives."""
 
         def hook(layer: torch.nn.Module, args: object) -> None:
-            callback()
+            counter.bump()
 
         for module in self._model.modules():
             if isinstance(module, torch.nn.ModuleList):

@@ -48,13 +48,14 @@ class StepInputs:
     prompts: tuple[PromptRows, ...]
 
 
-def build_step_inputs(batch: Batch, num_groups: int, block_size: int) -> StepInputs:
+def build_step_inputs(batch: Batch, num_groups: int, block_size: int, min_rows: int = MIN_ROWS) -> StepInputs:
     """Build the tensors of one step.
 
     Args:
         batch: entries, single tokens first.
         num_groups: cache groups of the model.
         block_size: tokens per block.
+        min_rows: tokens, and rows of logits, that a step is padded to.
     """
     entries = batch.entries
     counts = np.array([e.num_tokens for e in entries])
@@ -66,36 +67,38 @@ def build_step_inputs(batch: Batch, num_groups: int, block_size: int) -> StepInp
     ids = np.concatenate([e.request.tokens(e.start, e.start + e.num_tokens) for e in entries])
 
     tables, slots = [], []
+    # As wide for every group, since a program knows one width.
+    width = max((len(e.request.block_ids[group]) for e in entries for group in range(num_groups)), default=0)
     for group in range(num_groups):
-        table = _block_table([e.request.block_ids[group] for e in entries])
+        table = _block_table([e.request.block_ids[group] for e in entries], width)
         tables.append(torch.from_numpy(table))
         slot = table[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
         slots.append(torch.from_numpy(slot))
 
     logit_rows, sampling, prompts = _logit_rows(entries, cu_seqlens)
     context = StepContext(
-        input_ids=_padded(ids),
-        positions=_padded(positions),
+        input_ids=_padded(ids, min_rows),
+        positions=_padded(positions, min_rows),
         num_tokens=num_tokens,
         cu_seqlens_q=torch.from_numpy(cu_seqlens.astype(np.int32)),
         seq_lens=torch.from_numpy((starts + counts).astype(np.int32)),
         block_table=tuple(tables),
         slot_mapping=tuple(slots),
-        logit_rows=_padded(logit_rows),
+        logit_rows=_padded(logit_rows, min_rows),
     )
     return StepInputs(context, sampling, prompts)
 
 
-def _block_table(rows: list[list[int]]) -> np.ndarray:
-    table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
+def _block_table(rows: list[list[int]], width: int) -> np.ndarray:
+    table = np.zeros((len(rows), width), dtype=np.int32)
     for index, row in enumerate(rows):
         table[index, : len(row)] = row
     return table
 
 
-def _padded(values: np.ndarray) -> torch.Tensor:
-    """`values` as i64 with at least `MIN_ROWS` elements; zeros, a token and a row that always exist, fill up."""
-    padded = np.zeros(max(len(values), MIN_ROWS), dtype=np.int64)
+def _padded(values: np.ndarray, min_rows: int) -> torch.Tensor:
+    """`values` as i64 with at least `min_rows` elements; zeros, a token and a row that always exist, fill up."""
+    padded = np.zeros(max(len(values), min_rows), dtype=np.int64)
     padded[: len(values)] = values
     return torch.from_numpy(padded)
 

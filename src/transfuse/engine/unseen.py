@@ -24,6 +24,7 @@ from transfuse.engine.verdicts import Verdict, keep_verdict, kept_verdict, verdi
 from transfuse.errors import UnsupportedModelError
 from transfuse.fusion.analysis import analyse_model
 from transfuse.fusion.fingerprint import own_source
+from transfuse.kernels.cpu.loading import kernels_key
 from transfuse.layers.forward_arguments import ForwardArguments
 from transfuse.models.shrink import build_shrunk
 from transfuse.sampling_params import SamplingParams
@@ -31,7 +32,7 @@ from transfuse.sampling_params import SamplingParams
 log = logging.getLogger(__name__)
 
 # Raise when the check itself changes, so that old verdicts are not trusted.
-CHECK_VERSION = 4
+CHECK_VERSION = 5
 
 # Longer than the windows of a shrunk config, of unlike lengths, one of a single token.
 _PROMPT_LENGTHS = (23, 5, 1, 14)
@@ -86,7 +87,7 @@ def plain_verdict_path(model: PreTrainedModel, cache_dir: Path) -> Path:
 
 def fused_verdict_path(model: PreTrainedModel, cache_dir: Path) -> Path:
     """Where the verdict of `check_fused` is kept."""
-    return verdict_path(model, cache_dir, CHECK_VERSION, "fused", own_source())
+    return verdict_path(model, cache_dir, CHECK_VERSION, "fused", own_source(), kernels_key(cache_dir))
 
 
 def _kept_or_found(path: Path, find: Callable[[], Verdict]) -> Verdict:
@@ -137,15 +138,17 @@ def _check(model: PreTrainedModel, compare: _Compare = _compare_plain) -> Verdic
         ForwardArguments.of(type(model))
     except UnsupportedModelError as error:
         return Verdict(False, str(error), "signature")
-    try:
-        small = build_shrunk(type(model), model.config)
-        reference = _reference(small)
-    except UnsupportedModelError as error:
-        return Verdict(False, str(error), "shrunk")
-    except Exception as error:
-        log.info("%s cannot be shrunk (%s); checking the loaded model", type(model).__name__, where(error))
-    else:
-        return compare(small, reference, "shrunk")
+    for keeps_depth in (False, True):
+        try:
+            small = build_shrunk(type(model), model.config, keeps_depth=keeps_depth)
+            reference = _reference(small)
+        except UnsupportedModelError as error:
+            return Verdict(False, str(error), "shrunk")
+        except Exception as error:
+            extent = "without fewer layers" if keeps_depth else "to fewer layers"
+            log.info("%s cannot be shrunk %s: %s", type(model).__name__, extent, where(error))
+        else:
+            return compare(small, reference, "shrunk")
     try:
         reference = _reference(model)
     except UnsupportedModelError as error:
@@ -201,7 +204,10 @@ def _compare(make: Callable[[], PlainRunner], reference: Sequence[_Reference], c
     try:
         worst = 0.0
         for scenario in _SCENARIOS:
-            error = _error(ragged_logits(make(), reference, scenario.max_num_seqs, scenario.token_budget), reference)
+            runner = make()
+            dtype = runner.model.dtype
+            found = ragged_logits(runner, reference, scenario.max_num_seqs, scenario.token_budget)
+            error = _error(found, reference, dtype)
             if not error <= 1.0:
                 return Verdict(False, f"logits of {on} differ when run {scenario.name}", checked_on)
             worst = max(worst, error)
@@ -212,12 +218,12 @@ def _compare(make: Callable[[], PlainRunner], reference: Sequence[_Reference], c
     return Verdict(True, f"checked against the original on {on}: alone, packed and in chunks", checked_on)
 
 
-def _error(found: Sequence[torch.Tensor], reference: Sequence[_Reference]) -> float:
-    """The largest difference, as a share of what is tolerated; NaN where either side is not finite."""
+def _error(found: Sequence[torch.Tensor], reference: Sequence[_Reference], dtype: torch.dtype) -> float:
+    """The largest difference, as a share of what is tolerated in this dtype; NaN where either side is not finite."""
     expected = torch.cat([r.logits for r in reference])
     difference = (torch.cat(list(found)).float() - expected).abs()
     scale = expected.std()
-    if found[0].dtype == torch.float32:
+    if dtype == torch.float32:
         return float(difference.max() / (scale * _TOLERANCE))
     return float(difference.mean() / (scale * _TOLERANCE_LOW_PRECISION))
 
@@ -246,7 +252,7 @@ def ragged_logits(
             result = runner.run(batch)
             sampled = {}
             for request, logits in zip(result.sampling, result.logits, strict=True):
-                rows[request.request_id].append(logits)
+                rows[request.request_id].append(logits.clone())
                 sampled[request.request_id] = by_id[request.request_id].tokens[len(request.output_token_ids)]
             scheduler.update(batch, sampled)
     finally:

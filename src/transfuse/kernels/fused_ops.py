@@ -1,7 +1,8 @@
 """Plain-torch kernels of fused layers: the reference that faster ones are compared with, and what runs without them.
 
-The ops are registered with torch (`torch.ops.transfuse.*`) as compositions of torch's own, so that they trace on
-`meta` tensors and differentiate; each counts its executions in `executions`.
+The ops are registered with torch (`torch.ops.transfuse.*`), and are one step to whoever records what a model computes.
+Where a gradient is wanted, autograd sees the torch operations that an op is made of. Each counts its executions in
+`executions`.
 """
 
 from __future__ import annotations
@@ -28,19 +29,31 @@ _library = torch.library.Library("transfuse", "FRAGMENT")
 
 
 def fused_op(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function as the op of this schema, and has it count its executions."""
+    """Registers a function, made of torch operations, as the op of this schema, and has it count its executions."""
     name = schema.partition("(")[0]
     _library.define(schema)
+    overload = getattr(torch.ops.transfuse, name).default
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
             executions[name] += 1
             return function(*args, **kwargs)
 
-        _library.impl(name, counted, "CompositeImplicitAutograd")
+        def differentiable(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and any(_wants_grad(arg) for arg in (*args, *kwargs.values())):
+                return counted(*args, **kwargs)
+            with torch._C._AutoDispatchBelowAutograd():
+                return overload(*args, **kwargs)
+
+        _library.impl(name, counted, "CompositeExplicitAutograd")
+        _library.impl(name, differentiable, "Autograd")
         return function
 
     return register
+
+
+def _wants_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

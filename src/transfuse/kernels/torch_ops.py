@@ -28,7 +28,7 @@ _library.define(
 )
 
 
-class _Slots:
+class Slots:
     """A step's slots as block and offset, which every layer of a cache group needs."""
 
     def __init__(self, slot_mapping: torch.Tensor, block_size: int) -> None:
@@ -36,7 +36,7 @@ class _Slots:
         self.offset = slot_mapping % block_size
 
 
-class _Gathers:
+class Gathers:
     """A step's pieces with the rows of the cache that each gathers, which every layer of a cache group needs."""
 
     def __init__(
@@ -62,7 +62,7 @@ class _Gathers:
             self.pieces.append((piece, keys, values))
 
 
-def _layout(cache: torch.Tensor) -> tuple[int, int, int]:
+def layout_of(cache: torch.Tensor) -> tuple[int, int, int]:
     """Rows per block, heads and tokens per block, where a row is a block of one head."""
     return cache.stride(0) // cache.stride(1), cache.shape[1], cache.shape[2]
 
@@ -107,7 +107,7 @@ class _StepMemo:
         return made
 
 
-_slots, _gathers = _StepMemo(), _StepMemo()
+step_slots, step_gathers = _StepMemo(), _StepMemo()
 
 
 def write_kv(
@@ -128,7 +128,7 @@ def write_kv(
     """
     executions["write_kv.torch"] += 1
     num_tokens = slot_mapping.shape[0]
-    slots = _slots.get(slot_mapping, (slot_mapping,), (key_cache.shape[2],), _Slots)
+    slots = step_slots.get(slot_mapping, (slot_mapping,), (key_cache.shape[2],), Slots)
     key_cache.transpose(1, 2)[slots.block, slots.offset] = key[:num_tokens]
     value_cache.transpose(1, 2)[slots.block, slots.offset] = value[:num_tokens]
 
@@ -163,11 +163,11 @@ def paged_attention(
         out: [T, num_heads, value_head_dim], written; padding rows become zero.
     """
     executions["paged_attention.torch"] += 1
-    settings = (window, query.shape[1], _layout(key_cache), _layout(value_cache), query.dtype)
-    gathers = _gathers.get(cu_seqlens_q, (block_table, cu_seqlens_q, seq_lens), settings, _Gathers)
+    settings = (window, query.shape[1], layout_of(key_cache), layout_of(value_cache), query.dtype)
+    gathers = step_gathers.get(cu_seqlens_q, (block_table, cu_seqlens_q, seq_lens), settings, Gathers)
     for piece, key_rows, value_rows in gathers.pieces:
         first, last = piece.query_rows
-        keys, values = _gather(key_cache, key_rows, piece), _gather(value_cache, value_rows, piece)
+        keys, values = gather(key_cache, key_rows, piece), gather(value_cache, value_rows, piece)
         if softcap or sinks is not None:
             _attend_by_formula(query[first:last], keys, values, piece, scale, softcap, sinks, out[first:last])
         else:
@@ -176,7 +176,7 @@ def paged_attention(
         out[gathers.num_rows :].zero_()
 
 
-def _gather(cache: torch.Tensor, rows: torch.Tensor, piece: Piece) -> torch.Tensor:
+def gather(cache: torch.Tensor, rows: torch.Tensor, piece: Piece) -> torch.Tensor:
     """The tokens that a piece sees, [r, num_kv_heads, L, dim]."""
     num_blocks, num_heads, block_size, dim = cache.shape
     row = block_size * dim

@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from transfuse.errors import UnsupportedModelError
+from transfuse.layers.apart import attend_alone, runs_alone
 from transfuse.layers.configs import implementation_of
 from transfuse.layers.ragged_cache import RaggedCache
 from transfuse.layers.ragged_mask import RaggedMask, ragged_mask
@@ -52,7 +53,7 @@ def paged_attention_forward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: RaggedMask | None,
+    attention_mask: RaggedMask | torch.Tensor | None,
     *args: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -61,6 +62,7 @@ def paged_attention_forward(
     s_aux: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     sliding_window: int | None = None,
+    latent_weight: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of a ragged row over the paged cache, as Transformers calls it.
@@ -69,8 +71,9 @@ def paged_attention_forward(
         module: the attention layer that calls.
         query: [1, num_heads, T, head_dim].
         key: what the cache's `update` returned; names the cache layer.
-        value: [1, num_kv_heads, T, value_head_dim].
-        attention_mask: from `ragged_mask`; it alone decides the window, as it does for the original.
+        value: [1, num_kv_heads, T, value_head_dim]; with `latent_weight`, the part of the keys that heads share.
+        attention_mask: from `ragged_mask`; it alone decides the window, as it does for the original. In a layer that
+            runs on one request, a tensor.
         args: refused; the interface passes everything else by name.
         scaling: factor on the scores; None for 1 / sqrt(head_dim).
         dropout: must be 0.
@@ -79,6 +82,8 @@ def paged_attention_forward(
         s_aux: sinks, under the name that flash attention kernels use.
         sinks: sinks, [num_heads].
         sliding_window: ignored in favour of the mask.
+        latent_weight: makes keys and values of the latents that `key` are, see `kernels.mla_ops.latent_attention`;
+            rewritten forwards give it. None where keys and values are what they are.
         kwargs: refused unless known to be inert.
 
     Returns:
@@ -91,6 +96,10 @@ def paged_attention_forward(
     name = type(module).__name__
     if args or unknown:
         raise UnsupportedModelError(f"{name} passes {', '.join(unknown) or 'positional arguments'} to attention")
+    if isinstance(attention_mask, torch.Tensor) and runs_alone() and not dropout:
+        if softcap is not None or sinks is not None or s_aux is not None or latent_weight is not None:
+            raise UnsupportedModelError(f"{name} gives more than a mask to attention that runs on one request")
+        return attend_alone(query, key, value, attention_mask, scaling), None
     if not isinstance(attention_mask, RaggedMask):
         given = "no mask" if attention_mask is None else "a mask of its own"
         raise UnsupportedModelError(f"{name} gives attention {given}")
@@ -98,14 +107,21 @@ def paged_attention_forward(
         raise UnsupportedModelError(f"{name} asks for {'dropout' if dropout else 'attention that is not causal'}")
     if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
         raise UnsupportedModelError(f"{name} queries have shape {tuple(query.shape)}, keys {tuple(key.shape)}")
-    cache = _active.get()
-    result = cache.attend(
-        cache.layer_of(key, value),
-        query[0].transpose(0, 1),
-        attention_mask,
-        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        softcap=softcap,
-        sinks=s_aux if sinks is None else sinks,
-        value_head_dim=value.shape[-1],
-    )
+    cache, sinks = _active.get(), s_aux if sinks is None else sinks
+    layer, rows = cache.layer_of(key, value), query[0].transpose(0, 1)
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    if latent_weight is None:
+        result = cache.attend(
+            layer,
+            rows,
+            attention_mask,
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+            value_head_dim=value.shape[-1],
+        )
+    elif sinks is None:
+        result = cache.attend_latent(layer, rows, attention_mask, latent_weight, scale=scale, softcap=softcap)
+    else:
+        raise UnsupportedModelError(f"{name} gives sinks to attention over latents")
     return result.unsqueeze(0), None

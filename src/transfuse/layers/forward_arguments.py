@@ -29,11 +29,14 @@ class ForwardArguments:
     def of(cls, model_class: type[nn.Module]) -> ForwardArguments:
         """Read them off the signature.
 
+        Positions may be handed on unnamed, to a part of the model that knows them. One that counts tokens by itself
+        instead asks the cache for a length, which is refused, or gives other logits than on its own.
+
         Raises:
             UnsupportedModelError: the forward does not take what a ragged batch hands it.
         """
-        names = _parameter_names(model_class)
-        if "position_ids" not in names:
+        names, hands_on = _parameters(model_class)
+        if "position_ids" not in names and not hands_on:
             raise UnsupportedModelError(f"{model_class.__name__}.forward takes no position_ids")
         cache = next((name for name in ("cache", "past_key_values") if name in names), None)
         if cache is None:
@@ -41,13 +44,16 @@ class ForwardArguments:
         return cls(cache, "logits_to_keep" in names, "attention_mask" in names)
 
 
-def _parameter_names(model_class: type) -> set[str]:
-    """Arguments that a forward takes by name; one with `**kwargs` is taken to hand them to the class it overrides."""
+def _parameters(model_class: type) -> tuple[set[str], bool]:
+    """Arguments that a forward takes by name, and whether it takes others too.
+
+    One with `**kwargs` is taken to hand them to the class that it overrides.
+    """
     names: set[str] = set()
     for cls in model_class.__mro__:
-        if "forward" in vars(cls):
+        if "forward" in vars(cls) and cls is not nn.Module:
             parameters = inspect.signature(vars(cls)["forward"]).parameters
             names.update(parameters)
             if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-                break
-    return names
+                return names, False
+    return names, True

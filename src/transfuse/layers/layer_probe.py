@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
+from transformers import DynamicCache
 
+# Registers the op that is called below.
+import transfuse.kernels.mla_ops  # noqa: F401
 from transfuse.cache.groups import LayerSpec
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.cache_layout import CacheLayout
-from transfuse.layers.ragged_cache import RaggedCache
+from transfuse.layers.listed_layers import ListedLayer
+from transfuse.layers.ragged_cache import RaggedCache, RequestRows
 from transfuse.layers.ragged_mask import RaggedMask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_latent_attention = torch.ops.transfuse.latent_attention.default
 
 
 @dataclass
@@ -19,6 +30,8 @@ class _Layer:
     head_dim: int
     value_head_dim: int
     windows: set[int | None] = field(default_factory=set)
+    # Whether keys and values are made from it, by each attention that looks at it.
+    is_latent: set[bool] = field(default_factory=set)
 
 
 class LayerProbe(RaggedCache):
@@ -26,10 +39,19 @@ class LayerProbe(RaggedCache):
 
     What a config says about layers (their number, heads, windows) depends on the architecture; what the code does when
     run, in one forward, does not. Cache layers are numbered in the order in which they are first attended to.
+
+    Args:
+        config: of the model, for how many layers Transformers' own cache has; None if nobody asks.
+        filled: what an earlier probe found, for the same forward over a cache that has memory; None for an empty one.
+        num_tokens: of the row.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, config: PreTrainedConfig | None = None, filled: CacheLayout | None = None, num_tokens: int = 0
+    ) -> None:
         super().__init__()
+        self._config, self._filled, self._num_tokens = config, filled, num_tokens
+        self._num_listed: int | None = None
         self._layers: list[_Layer] = []
         self._of_update: dict[int, int | None] = {}
         self._of_derived: list[int] = []
@@ -37,6 +59,13 @@ class LayerProbe(RaggedCache):
         self._unread: set[int] = set()
         # Identities of this forward's keys and values.
         self._updated: set[int] = set()
+
+    def list_layers(self) -> list[ListedLayer]:
+        """See `RaggedCache.layers`."""
+        if self._config is None:
+            return super().list_layers()
+        self._num_listed = len(DynamicCache(config=self._config).layers)
+        return (self._filled or CacheLayout({}, ())).listed(self._num_listed)
 
     def keep_update(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Note it: whether it is to be kept shows when something is attended to."""
@@ -95,11 +124,48 @@ class LayerProbe(RaggedCache):
     ) -> torch.Tensor:
         """Note the mask; the result is zero."""
         self._layers[layer].windows.add(mask.window)
+        self._layers[layer].is_latent.add(False)
         return query.new_zeros(*query.shape[:2], value_head_dim)
+
+    def attend_latent(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        mask: RaggedMask,
+        weight: torch.Tensor,
+        *,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Note the mask; the result is what latents of zero give, by the op itself, whose runs are counted."""
+        kept = self._layers[layer]
+        kept.windows.add(mask.window)
+        kept.is_latent.add(True)
+        pages = query.new_zeros(1, 1, query.shape[0], kept.head_dim + kept.value_head_dim)
+        starts = torch.tensor([0, query.shape[0]], dtype=torch.int32, device=query.device)
+        table = torch.zeros(1, 1, dtype=torch.int32, device=query.device)
+        result: torch.Tensor = _latent_attention(
+            query, pages, weight, table, starts, starts[1:], scale, mask.window or 0, softcap or 0.0
+        )
+        return result
+
+    def requests(self) -> Sequence[RequestRows]:
+        """See `RaggedCache.requests`: the row is one."""
+        return (RequestRows(0, 0, self._num_tokens, 0),)
+
+    def extend(
+        self, layer_idx: int, key: torch.Tensor, value: torch.Tensor, rows: RequestRows, mask: RaggedMask
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Note what is to be kept."""
+        found = self.update(key, value, layer_idx)
+        kept = self._layers[self.layer_of(*found)]
+        kept.windows.add(mask.window)
+        kept.is_latent.add(False)
+        return found
 
     def layout(self) -> CacheLayout:
         """Which tensors each cache layer keeps."""
-        return CacheLayout(dict(self._of_update), tuple(self._of_derived))
+        return CacheLayout(dict(self._of_update), tuple(self._of_derived), self._num_listed)
 
     def specs(self) -> list[LayerSpec]:
         """What each cache layer keeps, by index.
@@ -118,6 +184,10 @@ def _spec(layer: _Layer) -> LayerSpec:
     windows = layer.windows
     # Layers that share keys may look at them through different windows: keep what the widest needs.
     widest = None if None in windows else max(w for w in windows if w is not None)
+    if layer.is_latent == {True, False}:
+        raise UnsupportedModelError("a cache layer is attended to both as latents and as keys and values")
+    if True in layer.is_latent:
+        return LayerSpec("latent", widest, 1, layer.head_dim + layer.value_head_dim, 0)
     return LayerSpec(
         "full" if widest is None else "sliding", widest, layer.num_kv_heads, layer.head_dim, layer.value_head_dim
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from transformers import Cache
 
 from transfuse.errors import UnsupportedModelError
+from transfuse.layers.listed_layers import ListedLayer
 from transfuse.layers.ragged_mask import RaggedMask
 
 
@@ -33,6 +35,28 @@ class Unknown:
 UNKNOWN = Unknown()
 
 
+@dataclass(frozen=True, slots=True)
+class RequestRows:
+    """Where a request's new tokens are in the row.
+
+    Attributes:
+        index: of the request, in the order of the row.
+        start: its first token.
+        stop: after its last.
+        past: its tokens of earlier steps.
+    """
+
+    index: int
+    start: int
+    stop: int
+    past: int
+
+    @property
+    def num_new(self) -> int:
+        """Its tokens in the row."""
+        return self.stop - self.start
+
+
 class RaggedCache(Cache, ABC):
     """Base of the caches for ragged batches: knows which cache layer a key belongs to, and refuses the rest of `Cache`.
 
@@ -48,6 +72,7 @@ class RaggedCache(Cache, ABC):
     # Not calling Cache.__init__ is the point: every attribute that it would set is refused by name instead.
     def __init__(self) -> None:
         self._layer_of_key: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
+        self._listed: list[ListedLayer] | None = None
 
     @abstractmethod
     def attend(
@@ -65,6 +90,47 @@ class RaggedCache(Cache, ABC):
 
         Returns:
             [T, num_heads, value_head_dim].
+        """
+
+    @abstractmethod
+    def attend_latent(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        mask: RaggedMask,
+        weight: torch.Tensor,
+        *,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Attention of the step's queries [T, num_heads, head_dim] over a cache layer that keeps latents.
+
+        The keys that were stored in the layer are latents, the values the part of the keys that all heads share.
+        `weight` makes the rest of the keys, and the values, see `kernels.mla_ops.latent_attention`.
+
+        Returns:
+            [T, num_heads, value_head_dim].
+        """
+
+    @abstractmethod
+    def requests(self) -> Sequence[RequestRows]:
+        """The requests of the row, in order."""
+
+    @abstractmethod
+    def extend(
+        self, layer_idx: int, key: torch.Tensor, value: torch.Tensor, rows: RequestRows, mask: RaggedMask
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep one request's new keys and values as what the model calls its layer `layer_idx`.
+
+        Args:
+            layer_idx: as the model numbers it.
+            key: [1, num_kv_heads, n, head_dim].
+            value: [1, num_kv_heads, n, value_head_dim].
+            rows: the request.
+            mask: what the new tokens see.
+
+        Returns:
+            Keys and values of all tokens that a new one sees, [1, num_kv_heads, L, dim], for `RaggedMask.of_request`.
         """
 
     @abstractmethod
@@ -127,6 +193,29 @@ class RaggedCache(Cache, ABC):
         return UNKNOWN, UNKNOWN
 
     @property
+    def layers(self) -> list[ListedLayer]:
+        """The layers that Transformers' own cache would start with, to be counted and asked whether they have memory.
+
+        Models may add to the list. Nothing is kept in it: a layer is what `update` names.
+        """
+        if self._listed is None:
+            self._listed = self.list_layers()
+        return self._listed
+
+    @layers.setter
+    def layers(self, layers: list[ListedLayer]) -> None:
+        self._listed = layers
+
+    def list_layers(self) -> list[ListedLayer]:
+        """See `layers`."""
+        _refuse_call("layers")
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether all listed layers have memory."""
+        return bool(self.layers) and all(layer.is_initialized for layer in self.layers)
+
+    @property
     def is_sliding(self) -> list[bool]:
         """Empty: masks say which layers slide."""
         return []
@@ -177,7 +266,10 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
 def _caller() -> str:
     """`Class.method (file:line)` of the innermost frame that is the model's own."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "transformers.cache_utils"):
+    while frame.f_back is not None and (
+        frame.f_globals.get("__name__") in (__name__, "transformers.cache_utils")
+        or isinstance(frame.f_locals.get("self"), RaggedCache)
+    ):
         frame = frame.f_back
     owner = frame.f_locals.get("self")
     name = frame.f_code.co_name if owner is None else f"{type(owner).__name__}.{frame.f_code.co_name}"

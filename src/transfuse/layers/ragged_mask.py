@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any, NoReturn
 
+import torch
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from transfuse.errors import UnsupportedModelError
@@ -24,6 +25,26 @@ class RaggedMask:
     """
 
     window: int | None = None
+
+    def of_request(self, num_new: int, past: int, device: torch.device) -> torch.Tensor:
+        """What one request's new tokens see of its earlier ones within the window, and of the new: bool [1, 1, n, L].
+
+        Args:
+            num_new: tokens of the step, n.
+            past: tokens before them. Of these the last are kept that any new token sees.
+            device: of the result.
+        """
+        first = self.first_kept(past)
+        queries = torch.arange(past, past + num_new, device=device).unsqueeze(1)
+        keys = torch.arange(first, past + num_new, device=device)
+        sees = keys <= queries
+        if self.window is not None:
+            sees &= keys > queries - self.window
+        return sees[None, None]
+
+    def first_kept(self, past: int) -> int:
+        """The first of a request's tokens that one after `past` others sees."""
+        return 0 if self.window is None else max(0, past + 1 - self.window)
 
     def __getattr__(self, name: str) -> NoReturn:
         # Dunder look-ups (copy, pickle, numpy) are questions of the interpreter, not of the model.

@@ -31,17 +31,30 @@ def random_prompts(*lengths: int, vocab_size: int = 400, seed: int = 0) -> list[
 
 
 class Driven:
-    """A runner with a scheduler. Requests are fed `forced` tokens, not what their logits say."""
+    """A runner with a scheduler. Requests are fed `forced` tokens, not what their logits say.
 
-    def __init__(self, runner: ModelRunner, *, num_blocks: int = 64, max_num_seqs: int = 8, budget: int = 64) -> None:
+    Without `allocates`, the runner has been given as many blocks of `BLOCK_SIZE` before, or more.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        num_blocks: int = 64,
+        max_num_seqs: int = 8,
+        budget: int = 64,
+        prefix_caching: bool = False,
+        allocates: bool = True,
+    ) -> None:
         self.runner = runner
         self.budget = budget
-        runner.allocate(num_blocks, BLOCK_SIZE)
+        if allocates:
+            runner.allocate(num_blocks, BLOCK_SIZE)
         config = SchedulerConfig(
             max_model_len=256,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max(256, budget),
-            enable_prefix_caching=False,
+            enable_prefix_caching=prefix_caching,
             block_size=BLOCK_SIZE,
         )
         self.scheduler = Scheduler(config, runner.groups, num_blocks)

@@ -14,8 +14,11 @@ import torch
 from tests.zoo import build
 from transfuse.config import CacheConfig, EngineConfig, ModelConfig
 from transfuse.engine import choice
-from transfuse.engine.build import BuiltEngine, _model_max_len, build_engine
+from transfuse.engine.build import BuiltEngine, build_engine
+from transfuse.engine.module_start import model_max_len
 from transfuse.errors import ConfigError
+from transfuse.kernels.cpu import loading
+from transfuse.kernels.cpu.loading import LoadedKernels
 from transfuse.models.resolve import resolve_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,7 +44,7 @@ class Config(SimpleNamespace):
     ],
 )
 def test_the_models_own_length(config: Config, expected: int) -> None:
-    assert _model_max_len(config) == expected
+    assert model_max_len(config) == expected
 
 
 @pytest.fixture
@@ -84,10 +87,29 @@ def test_the_original_runs_one_whole_request_at_a_time(built: Callable[..., Buil
     engine = built("mamba", max_model_len=160, max_num_seqs=8, max_num_batched_tokens=32)
     summary = engine.summary
     assert (summary.implementation, summary.max_num_seqs, summary.prefix_caching) == ("original", 1, False)
-    assert summary.reason == "neither fused nor plain, since MambaForCausalLM.forward takes no position_ids"
-    assert (summary.cache_tokens, summary.cache_bytes) == (None, 0)
+    assert summary.reason.startswith("neither fused nor plain, since MambaMixer.forward (modeling_mamba.py:")
+    assert "calls Cache.get_conv_state, which has no meaning in a ragged batch" in summary.reason
+    assert (summary.cache_tokens, summary.cache_bytes, summary.kernels) == (None, 0, "torch")
     assert (summary.num_linears, summary.num_fused_linears, engine.plan) == (None, None, None)
     engine.core.close()
+
+
+def test_the_summary_tells_which_kernels_run(
+    built: Callable[..., BuiltEngine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def load(cache_dir: Path, progress: object) -> LoadedKernels:
+        asked.append((cache_dir, progress))
+        return LoadedKernels(None, "no C++ compiler found: install g++")
+
+    monkeypatch.setattr(loading, "_loaded", [])
+    monkeypatch.setattr(loading, "_load_or_say_why", load)
+    for implementation, kernels in [("plain", "torch"), ("fused", "torch (no C++ compiler found: install g++)")]:
+        engine = built("llama", {"model_impl": implementation, "trust_plan": True})
+        assert engine.summary.kernels == kernels
+        engine.core.close()
+    assert asked == [(tmp_path, None)]
 
 
 def test_tied_weights_count_once(built: Callable[..., BuiltEngine]) -> None:

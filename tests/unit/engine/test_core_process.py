@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from transfuse.engine.core_process import _as_transfuse_error, _load
 from transfuse.errors import EngineError, ModelNotFoundError, UnsupportedModelError
 from transfuse.messages import Load, ModelLimits
 from transfuse.models.resolve import resolve_model
+from transfuse.progress import ProgressCounter
 
 
 def load(folder: Path, cache_dir: Path, **settings: object) -> Load:
@@ -61,12 +63,18 @@ def test_every_layer_of_every_forward_is_progress(
     source = resolve_model(message.config.model.model, cache_dir=tmp_path)
     engine = build_engine(message.config, source, show_progress=False).core.engine
     num_layers = len(engine.runner._model.model.layers)
-    calls: list[int] = []
-    engine.runner.before_each_layer(lambda: calls.append(engine.num_steps))
+    progress = ProgressCounter.create()
+    engine.runner.show_progress(progress)
     engine.add(request("a", [1, 2, 3], max_tokens=3))
+    counts = []
     while engine.has_unfinished:
         engine.step()
-    assert sorted(calls) == [step for step in (1, 2, 3) for _ in range(num_layers)]
+        counts.append(progress.value)
+    progress.close()
+    # A program counts its ops, of which a layer has at least four.
+    per_step = [b - a for a, b in pairwise([0, *counts])]
+    assert len(per_step) == 3
+    assert all(n >= 4 * num_layers if implementation == "fused" else n == num_layers for n in per_step)
     engine.close()
 
 

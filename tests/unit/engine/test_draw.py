@@ -11,8 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from transfuse.engine.draw import draw, make_filters, uniforms
+from transfuse.engine.draw import Filters, draw, make_filters, uniforms
+from transfuse.engine.sampling import SamplingKernels
 from transfuse.sampling_params import SamplingParams
+
+
+@pytest.fixture(autouse=True)
+def kernels(sampling_kernels: SamplingKernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has these tests draw with the one implementation, then with the other."""
+
+    def draw_rows(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
+        return torch.tensor(sampling_kernels.draw(logits, range(len(logits)), filters))
+
+    monkeypatch.setitem(globals(), "draw", draw_rows)
 
 
 def reference(logits: np.ndarray, params: SamplingParams) -> np.ndarray:

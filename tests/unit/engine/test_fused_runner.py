@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from tests.unit.engine.driven import logits_of, random_prompts
+from tests.unit.engine.driven import Driven, logits_of, random_prompts
 from tests.zoo import build
 from transfuse.engine.fused_runner import FusedRunner
 from transfuse.engine.plain_runner import PlainRunner
@@ -18,7 +19,9 @@ from transfuse.errors import UnsupportedModelError
 from transfuse.fusion.analysis import analyse_model
 from transfuse.fusion.apply import Analysis
 from transfuse.fusion.plan import Fusion
+from transfuse.kernels.cpu.loading import load_kernels
 from transfuse.kernels.torch_ops import executions
+from transfuse.progress import ProgressCounter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,9 +52,12 @@ def test_every_step_runs_the_ops_of_the_plan() -> None:
     analysis = analyse_model(model)
     runner = FusedRunner(model, analysis)
     num_layers = model.config.num_hidden_layers
-    before = executions.copy()
-    logits_of(runner, {"a": (random_prompts(9)[0], [1, 2, 3])})
-    ran = executions - before
+    driven = Driven(runner)
+    driven.add("a", random_prompts(9)[0], [1, 2, 3])
+    with runner.by_modules():
+        before = executions.copy()
+        driven.finish()
+        ran = executions - before
     runner.close()
     # Three steps: joined query, key and value, output and down projection of each layer, and the head.
     assert ran["linear"] == 3 * (3 * num_layers + 1)
@@ -86,15 +92,42 @@ def test_a_refusal_gives_the_model_back(name: str) -> None:
     assert model.config._attn_implementation == implementation
 
 
-def test_requests_count_layers_as_they_begin() -> None:
-    """What tells a slow step from a frozen one works on fused classes too."""
+def test_the_program_runs_the_compiled_kernels() -> None:
     model = build("llama")
     runner = FusedRunner(model, analyse_model(model))
-    begun = []
-    runner.before_each_layer(lambda: begun.append(1))
-    logits_of(runner, {"a": (random_prompts(9)[0], [1, 2])})
+    num_layers = model.config.num_hidden_layers
+    library = load_kernels().library
+    assert library is not None
+    driven = Driven(runner)
+    driven.add("a", random_prompts(9)[0], [1, 2, 3])
+    names = ("linear", "rotary_cache", "paged_attention", "gather_rows", "norm")
+    before, twins = [library.executions(name) for name in names], executions.copy()
+    driven.finish()
+    ran = [library.executions(name) - count for name, count in zip(names, before, strict=True)]
     runner.close()
-    assert len(begun) == 2 * model.config.num_hidden_layers
+    # Three steps. Norms are part of the products, but for the last, which only some rows of go on.
+    assert ran == [3 * (4 * num_layers + 1), 3 * num_layers, 3 * num_layers, 3 * 2, 3]
+    assert executions == twins
+
+
+def test_layers_are_counted_as_they_begin() -> None:
+    """What tells a slow step from a frozen one works module by module, and in a program, which counts its ops."""
+    model = build("llama")
+    runner = FusedRunner(model, analyse_model(model))
+    num_layers = model.config.num_hidden_layers
+    counters = [ProgressCounter.create(), ProgressCounter.create()]
+    for by_modules, counter in zip((True, False), counters, strict=True):
+        driven = Driven(runner)
+        driven.add("a", random_prompts(9)[0], [1, 2])
+        runner.show_progress(counter)
+        with runner.by_modules() if by_modules else nullcontext():
+            before = counter.value
+            driven.finish()
+            counts = counter.value - before
+        assert counts == 2 * num_layers if by_modules else counts >= 2 * 4 * num_layers
+    runner.close()
+    for counter in counters:
+        counter.close()
 
 
 def test_bfloat16_runs_within_its_rounding() -> None:
@@ -103,7 +136,7 @@ def test_bfloat16_runs_within_its_rounding() -> None:
     model = build("llama").bfloat16()
     runner = FusedRunner(model, analyse_model(model))
     for key, logits in logits_of(runner, requests).items():
-        assert logits.dtype == torch.bfloat16
+        assert logits.dtype == torch.float32  # not rounded once more
         assert (logits.float() - expected[key]).abs().mean() < 0.05 * expected[key].std()
     runner.close()
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from transfuse.engine.logprobs import prompt_logprobs, ranked_logprobs
 from transfuse.engine.request import Request
 from transfuse.engine.sampler import Sampler
+from transfuse.engine.sampling import SamplingKernels, TorchSampling, prompt_logprobs
 from transfuse.errors import NonFiniteLogitsError
 from transfuse.outputs import LogprobsAtPosition
 from transfuse.sampling_params import SamplingParams
@@ -35,46 +35,46 @@ def check(report: LogprobsAtPosition, logits: torch.Tensor, token: int, k: int) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("k", [0, 1, 5, 20])
-def test_prompt_logprobs(k: int, dtype: torch.dtype) -> None:
+def test_prompt_logprobs(k: int, dtype: torch.dtype, sampling_kernels: SamplingKernels) -> None:
     logits = make_logits(60, dtype)
     tokens = [int(logits[0].argmax()), *range(59)]
-    reports = prompt_logprobs(logits, tokens, k)
+    reports = prompt_logprobs(logits, tokens, k, sampling_kernels)
     for report, row, token in zip(reports, logits, tokens, strict=True):
         check(report, row, token, k)
 
 
-def test_prompt_logprobs_of_nothing() -> None:
-    assert prompt_logprobs(make_logits(0), [], 5) == []
+def test_prompt_logprobs_of_nothing(sampling_kernels: SamplingKernels) -> None:
+    assert prompt_logprobs(make_logits(0), [], 5, sampling_kernels) == []
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_prompt_logits_that_are_not_finite_are_an_error(bad: float) -> None:
+def test_prompt_logits_that_are_not_finite_are_an_error(bad: float, sampling_kernels: SamplingKernels) -> None:
     logits = make_logits(4)
     logits[2, 9] = bad
     with pytest.raises(NonFiniteLogitsError, match="prompt token 2"):
-        prompt_logprobs(logits, [1, 2, 3, 4], 1)
+        prompt_logprobs(logits, [1, 2, 3, 4], 1, sampling_kernels)
 
 
-def test_equal_logits_share_a_rank_and_the_lower_id_is_reported() -> None:
+def test_equal_logits_share_a_rank_and_the_lower_id_is_reported(sampling_kernels: SamplingKernels) -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, 400] = 1.0
-    (report,) = ranked_logprobs(logits, [300], [3])
+    (report,) = sampling_kernels.ranked_logprobs(logits, [0], [300], [3])
     assert {token: entry.rank for token, entry in report.items()} == {300: 2, 400: 1, 0: 2, 1: 2}
 
 
-def test_more_asked_for_than_the_vocabulary_holds() -> None:
-    (report,) = ranked_logprobs(torch.tensor([[0.0, 1.0, 2.0]]), [0], [20])
+def test_more_asked_for_than_the_vocabulary_holds(sampling_kernels: SamplingKernels) -> None:
+    (report,) = sampling_kernels.ranked_logprobs(torch.tensor([[0.0, 1.0, 2.0]]), [0], [0], [20])
     assert list(report) == [0, 2, 1]
 
 
 def test_work_in_several_passes_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = make_logits(50)
-    whole = prompt_logprobs(logits, list(range(50)), 4)
+    whole = prompt_logprobs(logits, list(range(50)), 4, TorchSampling())
     monkeypatch.setattr("transfuse.engine.ranking.MAX_LOGITS_PER_PASS", 7 * VOCAB)
-    assert prompt_logprobs(logits, list(range(50)), 4) == whole
+    assert prompt_logprobs(logits, list(range(50)), 4, TorchSampling()) == whole
 
 
-def test_sampled_tokens_are_reported_under_the_raw_distribution() -> None:
+def test_sampled_tokens_are_reported_under_the_raw_distribution(sampling_kernels: SamplingKernels) -> None:
     logits = make_logits(40)
     ids = itertools.count()
 
@@ -92,7 +92,7 @@ def test_sampled_tokens_are_reported_under_the_raw_distribution() -> None:
     asked = [None, 0, 3, 20]
     shaped = {"temperature": 2.0, "logit_bias": {7: 5.0}, "repetition_penalty": 1.5, "frequency_penalty": 1.0}
     requests = [request(SamplingParams(logprobs=asked[i % 4], **shaped), i) for i in range(40)]
-    for i, sampled in enumerate(Sampler().sample(logits, requests)):
+    for i, sampled in enumerate(Sampler(sampling_kernels).sample(logits, requests)):
         k = asked[i % 4]
         if k is None:
             assert sampled.logprob is None

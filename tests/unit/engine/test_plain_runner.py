@@ -44,6 +44,10 @@ class CutsOff(TakesPastKeyValues):
     def forward(self, input_ids: Any, cache: Any) -> None: ...
 
 
+class HandsPositionsOn:
+    def forward(self, input_ids: Any, cache: Any, **kwargs: Any) -> None: ...
+
+
 class NoCache:
     def forward(self, input_ids: Any, position_ids: Any, **kwargs: Any) -> None: ...
 
@@ -56,6 +60,7 @@ class NoCache:
         (TakesBoth, "cache", False),
         (HandsOn, "past_key_values", True),
         (HandsOnTwice, "past_key_values", True),
+        (HandsPositionsOn, "cache", False),
     ],
 )
 def test_arguments_are_read_off_the_signature(model_class: Any, cache: str, takes_logit_rows: bool) -> None:
@@ -121,7 +126,7 @@ def test_a_refusal_gives_the_model_back(name: str) -> None:
 def test_layers_are_grouped_by_what_the_code_does() -> None:
     runner = PlainRunner(build("gemma2"))
     assert sorted(group.window or 0 for group in runner.groups) == sorted({0, build("gemma2").config.sliding_window})
-    assert sorted(layer for group in runner.groups for layer in group.layers) == list(range(len(runner._specs)))
+    assert sorted(layer for group in runner.groups for layer in group.layers) == list(range(len(runner.specs)))
     assert runner.bytes_per_block(16) == 2 * runner.bytes_per_block(8)
     assert runner.allocate(10, 16) == 10 * runner.bytes_per_block(16)
     runner.close()

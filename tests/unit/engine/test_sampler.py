@@ -15,11 +15,18 @@ from hypothesis import strategies as st
 
 from transfuse.engine.request import Request
 from transfuse.engine.sampler import SampledToken, Sampler
+from transfuse.engine.sampling import SamplingKernels
 from transfuse.errors import NonFiniteLogitsError, RequestError
 from transfuse.sampling_params import SamplingParams
 
 VOCAB = 97
 _ids = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def kernels(sampling_kernels: SamplingKernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has every sampler of these tests use the one implementation, then the other."""
+    monkeypatch.setattr("transfuse.engine.sampler.TorchSampling", lambda: sampling_kernels)
 
 
 def make_request(

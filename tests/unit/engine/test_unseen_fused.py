@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from tests.unit.engine.driven import logits_of, random_prompts
 from tests.zoo import MODEL_TYPES, build, load_facts
+from tests.zoo.programs import Program, watched
 from transfuse.config import ModelConfig
 from transfuse.engine import unseen
 from transfuse.engine.choice import choose
@@ -23,6 +24,7 @@ from transfuse.fusion import analysis, gate
 from transfuse.fusion.analysis import analyse_model
 from transfuse.fusion.linears import JoinedLinears
 from transfuse.fusion.norm import Norm, NormFuser
+from transfuse.kernels.cpu.loading import load_kernels
 from transfuse.layers.merged import MergedParameter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -184,23 +186,46 @@ def test_what_cannot_be_shrunk_is_fused_itself_for_the_check(dtype: torch.dtype,
     assert [type(module) for module in model.modules()] == classes
 
 
-FUSED_TYPES = dict(line.split() for line in Path(__file__).with_name("fused_types.txt").read_text().splitlines())
+HERE = Path(__file__).parent
+FUSED_TYPES = dict(line.split() for line in (HERE / "fused_types.txt").read_text().splitlines())
+PROGRAM_TYPES = {
+    name: Program.parse(text)
+    for name, _, text in (line.partition(" ") for line in (HERE / "program_types.txt").read_text().splitlines())
+}
 
 
 def test_every_type_is_fused_as_recorded() -> None:
-    """A ratchet: `fused_types.txt` holds the types that run `fused`, in `whole` or in `part`; none may fall back."""
+    """Two ratchets. `fused_types.txt` holds the types that run `fused`, in `whole` or in `part`; none may fall back.
+
+    `program_types.txt` holds what their programs are made of: how many ops, which kernels run in the steps of the
+    check, and which operations are left to torch; or why there is none.
+    """
     facts = load_facts()
-    plain = Path(__file__).with_name("plain_types.txt").read_text().split()
+    plain = (HERE / "plain_types.txt").read_text().split()
     found: dict[str, str] = {}
     reasons: dict[str, str | None] = {}
+    programs: dict[str, Program] = {}
     for name in plain:
         assert facts[name].works
-        found[name], reasons[name] = _extent(name)
+        with watched() as seen:
+            found[name], reasons[name] = _extent(name)
+            if found[name] != "none":
+                programs[name] = seen.program()
     fell = {n: reasons[n] for n, extent in FUSED_TYPES.items() if found.get(n) not in (extent, "whole")}
     assert not fell, "these were fused further before"
     new = {n: extent for n, extent in found.items() if extent != "none" and FUSED_TYPES.get(n) != extent}
     assert not new, "these are fused further now: write them so into fused_types.txt"
     assert set(MODEL_TYPES) >= FUSED_TYPES.keys()
+    if load_kernels().library is not None:
+        _compare_programs(programs)
+
+
+def _compare_programs(programs: dict[str, Program]) -> None:
+    lost = [f"{n} {p}" for n, p in programs.items() if n in PROGRAM_TYPES and p.has_lost(PROGRAM_TYPES[n])]
+    assert not lost, "kernels computed more of these before"
+    changed = [f"{n} {program}" for n, program in programs.items() if PROGRAM_TYPES.get(n) != program]
+    assert not changed, "kernels compute more of these now: write them so into program_types.txt"
+    assert programs.keys() == PROGRAM_TYPES.keys()
 
 
 def _extent(name: str) -> tuple[str, str | None]:

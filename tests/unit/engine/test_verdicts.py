@@ -117,8 +117,12 @@ def test_fused_has_a_verdict_of_its_own(
     monkeypatch.setattr(unseen, "own_source", lambda: "another digest")
     check_fused(llama, tmp_path)
     assert len(checks) == 3
+    # So do other kernels.
+    monkeypatch.setattr(unseen, "kernels_key", lambda cache_dir: "other kernels")
+    check_fused(llama, tmp_path)
+    assert len(checks) == 4
     check_model(llama, tmp_path)
-    assert len(checks) == 3
+    assert len(checks) == 4
 
 
 def test_the_digest_of_what_fuses_is_of_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -27,6 +27,15 @@ class Recorder(RaggedCache):
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         pass
+
+    def attend_latent(self, layer: int, *rest: Any, **named: Any) -> NoReturn:
+        raise AssertionError("nothing here is latent")
+
+    def requests(self) -> NoReturn:
+        raise AssertionError("nobody runs alone here")
+
+    def extend(self, *rest: Any) -> NoReturn:
+        raise AssertionError("nobody runs alone here")
 
     def attend(self, layer: int, query: torch.Tensor, mask: RaggedMask, **rest: Any) -> torch.Tensor:
         self.asked = {"layer": layer, "query": query, "mask": mask, **rest}

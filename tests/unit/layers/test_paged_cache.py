@@ -10,6 +10,7 @@ from transfuse.cache.kv_cache import KVCache
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.cache_layout import CacheLayout
 from transfuse.layers.paged_cache import PagedCache
+from transfuse.layers.ragged_cache import RequestRows
 from transfuse.layers.ragged_mask import RaggedMask
 from transfuse.layers.step_context import StepContext
 
@@ -162,3 +163,47 @@ def test_a_step_unlike_the_first_forward_is_refused(kv: KVCache) -> None:
         cache.layer_of(*random_row(SPECS[0]))
     with pytest.raises(UnsupportedModelError, match="cache layer 1 is written in this step"):
         cache.update(*random_row(SPECS[1]), 1)
+
+
+def one_more_token() -> StepContext:
+    """Of two requests: a seventh token of that of `prompt_of_six`, and the first of another, in blocks 2 and 4."""
+    tables = ([[3, 1], [2, 0]], [[0, 6], [4, 0]])
+    return StepContext(
+        input_ids=torch.zeros(2, dtype=torch.int64),
+        positions=torch.tensor([6, 0]),
+        num_tokens=2,
+        cu_seqlens_q=torch.tensor([0, 1, 2], dtype=torch.int32),
+        seq_lens=torch.tensor([7, 1], dtype=torch.int32),
+        block_table=tuple(torch.tensor(table, dtype=torch.int32) for table in tables),
+        slot_mapping=(torch.tensor([6, 8]), torch.tensor([26, 16])),
+        logit_rows=torch.zeros(4, dtype=torch.int64),
+    )
+
+
+@pytest.mark.parametrize(("layer", "window", "first"), [(0, None, 0), (0, 5, 2), (1, 3, 4), (1, 1, 6)])
+def test_a_request_by_itself_reads_what_its_tokens_see(layer: int, window: int | None, first: int, kv: KVCache) -> None:
+    mask = RaggedMask(window)
+    cache = PagedCache(kv, prompt_of_six(num_padding=2), BY_INDEX)
+    (rows,) = cache.requests()
+    assert rows == RequestRows(0, 0, 6, 0)
+    key, value = random_row(SPECS[layer])
+    for found, given in zip(cache.extend(layer, key, value, rows, mask), (key, value), strict=True):
+        assert torch.equal(found, given)
+    kv.keys[1][5], kv.values[1][5] = torch.nan, torch.nan  # the window has left this block
+    cache = PagedCache(kv, one_more_token(), BY_INDEX)
+    old, new = cache.requests()
+    assert (old, new) == (RequestRows(0, 0, 1, 6), RequestRows(1, 1, 2, 0))
+    later = random_row(SPECS[layer], num_tokens=1)
+    for found, *given in zip(cache.extend(layer, *later, old, mask), (key, value), later, strict=True):
+        assert torch.equal(found, torch.cat(given, 2)[:, :, first:])
+        assert found.shape[2] == mask.of_request(1, 6, torch.device("cpu")).shape[3]
+    other = random_row(SPECS[layer], num_tokens=1)
+    for found, given in zip(cache.extend(layer, *other, new, mask), other, strict=True):
+        assert torch.equal(found, given)
+
+
+def test_layers_are_listed_where_the_first_forward_asked_for_them(kv: KVCache) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"Cache.layers is read in this step"):
+        _ = PagedCache(kv, prompt_of_six(), BY_INDEX).layers
+    cache = PagedCache(kv, prompt_of_six(), CacheLayout({0: 0, 2: 1}, (), num_listed=3))
+    assert [layer.is_initialized for layer in cache.layers] == [True, False, True]

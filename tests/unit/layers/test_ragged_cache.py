@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from transformers import Cache
+from transformers import Cache, LlamaConfig
 
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.cache_layout import CacheLayout
@@ -19,6 +21,8 @@ ANSWERED = {
     "is_linear",
     "is_dummy",
     "is_compileable",
+    "is_initialized",
+    "layers",
 }
 
 
@@ -30,10 +34,40 @@ def test_every_other_member_of_cache_is_refused_by_name(name: str) -> None:
         member(0)
 
 
-@pytest.mark.parametrize("name", ["layers", "key_cache", "seen_tokens"])
+@pytest.mark.parametrize("name", ["layers", "is_initialized", "key_cache", "seen_tokens"])
 def test_attributes_that_it_does_not_have_are_refused(name: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=name):
+    asked = "layers" if name == "is_initialized" else name
+    with pytest.raises(UnsupportedModelError, match=f"Cache.{asked}"):
         getattr(LayerProbe(), name)
+
+
+def test_listed_layers_are_those_of_transformers_own_cache_and_have_memory_once_written() -> None:
+    config = LlamaConfig(num_hidden_layers=3)
+    empty = LayerProbe(config)
+    assert [layer.is_initialized for layer in empty.layers] == [False] * 3
+    assert not empty.is_initialized
+    for layer in (0, 2):
+        empty.layer_of(*_store(empty, layer))
+    assert empty.layout() == CacheLayout({0: 0, 2: 1}, (), num_listed=3)
+    filled = LayerProbe(config, empty.layout())
+    assert [layer.is_initialized for layer in filled.layers] == [True, False, True]
+    assert not filled.is_initialized
+    assert LayerProbe(config, CacheLayout({0: 0, 1: 1, 2: 2}, ())).is_initialized
+
+
+def test_layers_that_a_model_adds_to_the_list_stay_in_it() -> None:
+    cache = LayerProbe(LlamaConfig(num_hidden_layers=3))
+    cache.layers += [copy.deepcopy(layer) for layer in cache.layers[1:] * 2]
+    assert len(cache.layers) == 7
+
+
+def test_who_asks_for_the_layers_is_named() -> None:
+    class Looker:
+        def forward(self, cache: Cache) -> None:
+            len(cache.layers)
+
+    with pytest.raises(UnsupportedModelError, match=r"Looker.forward \(test_ragged_cache.py:\d+\) calls Cache.layers"):
+        Looker().forward(LayerProbe())
 
 
 def test_the_caller_is_named() -> None:
