@@ -5,11 +5,18 @@ BIN := $(VENV)/bin
 # The CPU build where the index has one; any release that pyproject.toml admits will do.
 TORCH ?= torch==2.13.*
 
-.PHONY: check setup lint format test clean
+.PHONY: check setup compiler lint format test clean
 
 check: setup lint test
 
-setup: $(VENV)/.installed
+setup: compiler $(VENV)/.installed
+
+# The tests compile the kernels.
+compiler:
+	@command -v g++ >/dev/null || command -v clang++ >/dev/null || command -v c++ >/dev/null || { \
+		echo "make: no C++ compiler found. Install one (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++)." >&2; \
+		exit 1; \
+	}
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -33,7 +33,20 @@ def num_prompts(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session")
-def smollm2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiled_kernels() -> Path:
+    """Compiles the kernels into the user's cache, where engines find them whatever cache folder they are given.
+
+    Where a test sets another folder for the whole process, it links its `kernels` to this one.
+    """
+    from transfuse.config import default_cache_dir
+    from transfuse.kernels.cpu.build import build
+    from transfuse.kernels.cpu.targets import machine_targets
+
+    return build(machine_targets()[0], default_cache_dir() / "kernels").parent
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(tmp_path_factory: pytest.TempPathFactory, compiled_kernels: Path) -> Path:
     """SmolLM2-135M-Instruct, fetched once into the user's cache, as a float32 folder that Transformers loads too."""
     from transfuse.config import default_cache_dir
     from transfuse.models.gguf_tokenizer import gguf_tokenizer
@@ -49,7 +62,7 @@ def smollm2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def zoo_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def zoo_folder(tmp_path_factory: pytest.TempPathFactory, compiled_kernels: Path) -> Callable[[str], Path]:
     """A function from a zoo name to a folder with that tiny model and its tokenizer, saved at the first call."""
     root = tmp_path_factory.mktemp("zoo")
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from transfuse.errors import (
+    BenchmarkError,
     CapacityError,
     ConfigError,
     DownloadError,
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BenchmarkError",
     "CapacityError",
     "CompletionOutput",
     "ConfigError",

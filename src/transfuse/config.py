@@ -27,8 +27,10 @@ class ModelConfig:
         dtype: dtype of weights and activations; `auto` takes the checkpoint's.
         trust_remote_code: whether a folder's own Python code may run.
         revision: branch, tag or commit of a hub id.
-        cache_dir: where downloads and verdicts are kept.
+        cache_dir: where downloads, compiled kernels, verdicts and programs are kept.
         trust_plan: skip the check of code not seen before.
+        use_stored_program: whether a start may go without the model's modules where an earlier one has stored what
+            they compute.
     """
 
     model: str | None = None
@@ -39,10 +41,16 @@ class ModelConfig:
     revision: str | None = None
     cache_dir: Path
     trust_plan: bool = False
+    use_stored_program: bool = True
 
     def __post_init__(self) -> None:
         _check_choice("model_impl", self.model_impl, MODEL_IMPLS)
         _check_choice("dtype", self.dtype, DTYPES)
+
+    @property
+    def may_fuse(self) -> bool:
+        """Whether the model may run fused, in compiled kernels."""
+        return self.model_impl in ("auto", "fused")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,12 +12,14 @@
     │   ├── RemoteCodeError         the folder brings code, and --trust-remote-code was not given
     │   ├── WeightsError            tensors missing, unexpected or misshapen, or the file is damaged
     │   └── UnsupportedModelError   this implementation cannot run the model; the message says why
-    └── EngineError
-        ├── EngineClosedError       used after close()
-        ├── EngineDeadError         the process that runs the model died or froze; the request is lost
-        ├── EngineUnavailableError  that process is loading, unresponsive or given up: nothing can be sent to it now
-        ├── QueueFullError          all places are taken at this moment
-        └── NonFiniteLogitsError    the model gave NaN or infinity for one request, which alone fails
+    ├── EngineError
+    │   ├── EngineClosedError       used after close()
+    │   ├── EngineDeadError         the process that runs the model died or froze; the request is lost
+    │   ├── EngineUnavailableError  that process is loading, unresponsive or given up: nothing can be sent to it now
+    │   ├── QueueFullError          all places are taken at this moment
+    │   └── NonFiniteLogitsError    the model gave NaN or infinity for one request, which alone fails
+    ├── KernelError                 the compiled kernels cannot be had: torch's serve instead, and say why
+    └── BenchmarkError              what was to be measured did not start, or ended meanwhile
 
 A message names what was wrong, where, the limit, and what to do. Invariants are asserted, not raised.
 """
@@ -134,3 +136,11 @@ class EngineUnavailableError(EngineError):
 
 class NonFiniteLogitsError(EngineError):
     """The model gave NaN or infinite logits for one request; that request alone ends."""
+
+
+class KernelError(TransfuseError):
+    """The compiled kernels cannot be built or loaded; the message says why and what to do."""
+
+
+class BenchmarkError(TransfuseError):
+    """What was to be measured, a server or another engine, did not start, cannot be reached, or ended meanwhile."""

@@ -47,7 +47,7 @@ class LLM:
         trust_remote_code: let Python code in the model's folder run.
         trust_plan: skip the check that comes before a model's code runs batched.
         revision: branch, tag or commit of a hub id.
-        cache_dir: where the default model and verdicts are kept.
+        cache_dir: where the default model, compiled kernels, verdicts and programs are kept.
         num_threads: CPU threads; None leaves torch's choice.
         seed: makes requests without a seed of their own repeatable.
         show_progress: whether loading shows a progress bar.

@@ -18,7 +18,8 @@ def run(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_cache(tmp_path: Path, compiled_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kernels").symlink_to(compiled_kernels)
     monkeypatch.setenv("TRANSFUSE_CACHE_DIR", str(tmp_path))
 
 

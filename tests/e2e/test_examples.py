@@ -34,7 +34,8 @@ def chat_model(zoo_folder: Callable[[str], Path], tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_runs(example: Path, chat_model: Path, tmp_path: Path) -> None:
+def test_runs(example: Path, chat_model: Path, compiled_kernels: Path, tmp_path: Path) -> None:
+    (tmp_path / "kernels").symlink_to(compiled_kernels)
     done = subprocess.run(
         [sys.executable, example, chat_model],
         capture_output=True,

@@ -16,7 +16,7 @@ import torch
 
 from tests.zoo import tiny_config
 from transfuse.config import engine_config
-from transfuse.engine import block_tables, plain_runner
+from transfuse.engine import block_tables, ragged_step
 from transfuse.engine.build import BuiltEngine, build_engine
 from transfuse.layers.merged import MergedParameter
 from transfuse.layers.paged_cache import PagedCache
@@ -129,14 +129,14 @@ def mixed_requests(monkeypatch: pytest.MonkeyPatch, built: BuiltEngine) -> None:
 
 
 def positions_off_by_one(monkeypatch: pytest.MonkeyPatch, built: BuiltEngine) -> None:
-    build = plain_runner.build_step_inputs
+    build = ragged_step.build_step_inputs
 
     def shifted(*args: Any) -> Any:
         inputs = build(*args)
         context = dataclasses.replace(inputs.context, positions=inputs.context.positions + 1)
         return dataclasses.replace(inputs, context=context)
 
-    monkeypatch.setattr(plain_runner, "build_step_inputs", shifted)
+    monkeypatch.setattr(ragged_step, "build_step_inputs", shifted)
 
 
 @pytest.mark.parametrize("impl", ["plain", "fused"])
@@ -175,6 +175,21 @@ def test_a_fault_shows_in_bfloat16(run: Verify) -> None:
     report = run("llama", dropped_scale, dtype="bfloat16")
     assert report.first_divergence is not None
     assert report.first_divergence.path == "model.layers.1.self_attn"
+
+
+def test_one_bad_row_shows_in_bfloat16(run: Verify) -> None:
+    def plant(monkeypatch: pytest.MonkeyPatch, built: BuiltEngine) -> None:
+        def spoil(head: torch.nn.Module, args: Any, logits: torch.Tensor) -> torch.Tensor:
+            handle.remove()
+            logits = logits.clone()
+            logits[..., -1, :] = logits[..., -1, :].roll(1, -1)
+            return logits
+
+        handle = module(built, "lm_head").register_forward_hook(spoil)
+
+    report = run("llama", plant, dtype="bfloat16")
+    assert "largest error beyond the original's" in {check.name for check in failed(report)}
+    assert report.first_divergence is None
 
 
 def test_a_merged_weight_in_the_wrong_order_is_named(run: Verify) -> None:

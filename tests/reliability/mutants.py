@@ -92,7 +92,7 @@ MUTANTS = (
     Mutant(
         "layers make no progress",
         "engine/core_process.py",
-        "built.core.engine.runner.before_each_layer(progress.bump)",
+        "built.core.engine.runner.show_progress(progress)",
         "pass",
         "test_faults.py::test_a_long_prefill_stays_ready",
     ),

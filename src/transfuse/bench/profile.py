@@ -37,7 +37,7 @@ def engine_phases(engine: Engine) -> Generator[Callable[[], Sequence[Span]], Non
         (STEP, engine, "step", None),
         ("schedule", engine.scheduler, "schedule", _describe_batch),
         ("run", engine.runner, "run", None),
-        ("forward", engine.runner, "_forward", None),
+        ("forward", engine.runner, "_logits", None),
         ("sample", engine._sampler, "sample", None),
         ("update", engine.scheduler, "update", None),
     ]

@@ -27,13 +27,14 @@ def doctor(
         Path | None,
         typer.Option(
             envvar="TRANSFUSE_CACHE_DIR",
-            help="Where the default model and verdicts are kept. [default: ~/.cache/transfuse]",
+            help="Where default model, kernels and verdicts are kept. [default: ~/.cache/transfuse]",
         ),
     ] = None,
 ) -> None:
     """Check this machine: processor, memory, compiler, versions, cache.
 
-    Ends with exit code 1 if something stands in the way, and says what to do.
+    Compiles the kernels if that was not done yet. Ends with exit code 1 if something stands in the way, and says what
+    to do.
 
     For example:
 
@@ -45,7 +46,8 @@ def doctor(
     folder = cache_dir or default_cache_dir()
     machine = read_machine()
     problems = find_problems(machine, folder)
-    show_table({**_machine_facts(machine), **_software_facts(), **_model_facts(folder)}, stderr=False)
+    facts = {**_machine_facts(machine), **_software_facts(), **_kernel_facts(folder), **_model_facts(folder)}
+    show_table(facts, stderr=False)
     console = Console(highlight=False)
     for problem in problems:
         console.print(f"[red]problem:[/] {escape(problem)}", soft_wrap=True)
@@ -100,7 +102,7 @@ def _machine_facts(machine: Machine) -> dict[str, str]:
         "memory": f"{format_bytes(machine.memory_bytes)}, {format_bytes(machine.available_bytes)} available",
         "instruction sets": "this system does not tell" if sets is None else ", ".join(sets) or "none that matter",
         "native dtypes": "this system does not tell" if fast is None else ", ".join(fast),
-        "C++ compiler": machine.compiler or "none (nothing needs one yet)",
+        "C++ compiler": machine.compiler or "none",
     }
 
 
@@ -110,6 +112,21 @@ def _software_facts() -> dict[str, str]:
     if (torch := sys.modules.get("torch")) is not None:  # find_problems imported it, if it can be imported
         facts["threads"] = str(torch.get_num_threads())
     return facts
+
+
+def _kernel_facts(cache_dir: Path) -> dict[str, str]:
+    """The kernels that fused models run, compiled first where that was not done yet."""
+    if "torch" not in sys.modules:  # told as a problem
+        return {}
+    from transfuse.engine.kernel_progress import compiling_shown
+    from transfuse.kernels.cpu.loading import load_kernels
+
+    with compiling_shown(show_progress=True) as progress:
+        kernels = load_kernels(cache_dir=cache_dir, progress=progress)
+    if kernels.library is None:
+        return {"kernels": str(kernels)}
+    made = f"{kernels.origin} with {kernels.library.compiler}"
+    return {"kernels": f"{kernels}, {made}", "kernel library": str(kernels.library.path)}
 
 
 def _model_facts(cache_dir: Path) -> dict[str, str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from transfuse.kernels.cpu.build import find_compiler
+from transfuse.kernels.cpu.targets import read_cpuinfo
 
 # What `/proc/cpuinfo` calls the sets that matter to matrix products, on x86-64 and Arm, and the name they are known by.
 _INSTRUCTION_SETS = {
@@ -28,7 +30,6 @@ _INSTRUCTION_SETS = {
 }
 _BFLOAT16_SETS = {"AVX-512 BF16", "AMX BF16", "BF16"}
 _FLOAT16_SETS = {"AVX-512 FP16", "AMX FP16", "NEON FP16"}
-_COMPILERS = ("c++", "g++", "clang++")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Machine:
         memory_bytes: of the whole machine.
         available_bytes: what this process can still take.
         instruction_sets: those that matter here; None where the system does not tell.
-        compiler: path of a C++ compiler; None if there is none.
+        compiler: path and version of a C++ compiler; None if there is none.
     """
 
     cpu: str
@@ -75,6 +76,7 @@ def read_machine() -> Machine:
     cpuinfo = read_cpuinfo(Path("/proc/cpuinfo"))
     flags = cpuinfo.get("flags", cpuinfo.get("Features"))
     affinity = getattr(os, "sched_getaffinity", None)
+    compiler = find_compiler()
     return Machine(
         cpu=cpuinfo.get("model name") or platform.processor() or platform.machine(),
         num_cores=psutil.cpu_count(logical=False),
@@ -82,19 +84,8 @@ def read_machine() -> Machine:
         memory_bytes=psutil.virtual_memory().total,
         available_bytes=available_memory(),
         instruction_sets=None if flags is None else instruction_sets(flags),
-        compiler=next(filter(None, map(shutil.which, _COMPILERS)), None),
+        compiler=None if compiler is None else f"{compiler.version} ({compiler.path})",
     )
-
-
-def read_cpuinfo(path: Path) -> dict[str, str]:
-    """The first processor's entries; none where the system has no such file."""
-    if not path.exists():
-        return {}
-    entries: dict[str, str] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        name, _, value = line.partition(":")
-        entries.setdefault(name.strip(), value.strip())
-    return entries
 
 
 def instruction_sets(flags: str) -> tuple[str, ...]:

@@ -102,7 +102,8 @@ class EngineOptions:
     cache_dir: Annotated[
         Path | None,
         _engine(
-            "--cache-dir", help="Where default model, kernels and verdicts are kept. [default: ~/.cache/transfuse]"
+            "--cache-dir",
+            help="Where default model, kernels, verdicts and programs are kept. [default: ~/.cache/transfuse]",
         ),
     ] = None
     trust_remote_code: Annotated[

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from transfuse.config import EngineConfig, SchedulerConfig
-from transfuse.engine.choice import Choice, choose, is_analysed
+from transfuse.config import EngineConfig, ModelConfig, SchedulerConfig
 from transfuse.engine.core import EngineCore
 from transfuse.engine.engine import Engine
+from transfuse.engine.program_store import ProgramStore, program_store
+from transfuse.engine.ready_model import ReadyModel
 from transfuse.engine.runner import ModelRunner
 from transfuse.engine.sampler import Sampler
+from transfuse.engine.sampling import SamplingKernels, sampling_kernels
 from transfuse.engine.scheduler import Scheduler
 from transfuse.engine.sizing import CacheSize, size_cache
 from transfuse.engine.step_budget import StepBudget
 from transfuse.fusion.plan import FusionPlan
+from transfuse.kernels.cpu.loading import load_kernels
 from transfuse.messages import ModelLimits
-from transfuse.models.loader import LoadedModel, load_model
 from transfuse.models.resolve import ModelSource
-from transfuse.models.tokenizer import load_tokenizer
 from transfuse.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 log = logging.getLogger(__name__)
 
-# Where a config does not say how long its texts may be.
-_FALLBACK_MAX_LEN = 2048
 # A step of fewer tokens costs nearly as much as this one, however slow the machine is.
 _MIN_BUDGET = 64
 
@@ -53,6 +49,7 @@ class Summary:
         full_requests: requests of full length that the cache holds at once.
         prefix_caching: whether requests share equal prefixes.
         num_threads: threads that compute.
+        kernels: the instructions that the compiled kernels use, or `torch` where torch's serve, and why.
         load_seconds: time to load the weights.
         num_linears: linear layers that a forward calls; None where it is not fused.
         num_fused_linears: of those, the ones that run in fused ops.
@@ -72,6 +69,7 @@ class Summary:
     full_requests: float
     prefix_caching: bool
     num_threads: int
+    kernels: str
     load_seconds: float
     num_linears: int | None
     num_fused_linears: int | None
@@ -92,36 +90,54 @@ class BuiltEngine:
 def build_engine(config: EngineConfig, source: ModelSource, *, show_progress: bool) -> BuiltEngine:
     """Load a model and make everything that runs it.
 
+    Where an earlier start has stored what the model computes, neither its modules nor Transformers are loaded.
+
     Raises:
         ModelError: the model cannot be loaded or run.
         ConfigError: settings contradict each other, the model or the memory.
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    model_config = config.model
-    loaded = load_model(
-        source,
-        dtype=model_config.dtype,
-        trust_remote_code=model_config.trust_remote_code,
-        show_progress=show_progress,
-        analyse=is_analysed(model_config),
-    )
-    tokenizer = load_tokenizer(source, model_config.tokenizer, model_config.trust_remote_code)
-    choice = choose(loaded.module, loaded.analysis, model_config)
+    kept = program_store(config, source)
+    with nullcontext() if kept is None else closing(kept):
+        ready = None if kept is None else kept.start()
+        if ready is not None:
+            return _assembled(config, source, ready)
+        return _build_from_modules(config, source, kept, show_progress)
+
+
+def _build_from_modules(
+    config: EngineConfig, source: ModelSource, kept: ProgramStore | None, show_progress: bool
+) -> BuiltEngine:
+    # They load Transformers, which takes seconds.
+    from transfuse.engine.fused_runner import FusedRunner
+    from transfuse.engine.module_start import start_modules
+
+    ready, loaded = start_modules(config.model, source, show_progress=show_progress)
+    runner = ready.runner
+    if kept is None or not isinstance(runner, FusedRunner):
+        return _assembled(config, source, ready)
+    kept.watch(runner, loaded)
+    built = _assembled(config, source, ready)
+    kept.keep(ready, runner, loaded)
+    return built
+
+
+def _assembled(config: EngineConfig, source: ModelSource, ready: ReadyModel) -> BuiltEngine:
     try:
-        return _assemble(config, loaded, tokenizer, choice)
+        return _assemble(config, source, ready)
     except BaseException:
-        choice.runner.close()
+        ready.runner.close()
         raise
 
 
-def _assemble(config: EngineConfig, loaded: LoadedModel, tokenizer: Tokenizer, choice: Choice) -> BuiltEngine:
-    cache, runner, plan = config.cache, choice.runner, choice.plan
+def _assemble(config: EngineConfig, source: ModelSource, ready: ReadyModel) -> BuiltEngine:
+    cache, runner, plan, facts = config.cache, ready.runner, ready.plan, ready.facts
     size = size_cache(
         cache,
         runner.groups,
         bytes_per_block=runner.bytes_per_block(cache.block_size),
-        model_max_len=_model_max_len(loaded.config),
+        model_max_len=facts.max_len,
         max_model_len=config.max_model_len,
         max_num_seqs=runner.max_num_seqs or config.max_num_seqs,
         max_chunk=config.max_num_batched_tokens,
@@ -129,21 +145,20 @@ def _assemble(config: EngineConfig, loaded: LoadedModel, tokenizer: Tokenizer, c
     scheduler_config = _scheduler_config(config, runner, size)
     scheduler = Scheduler(scheduler_config, runner.groups, size.num_blocks)
     num_bytes = runner.allocate(size.num_blocks, cache.block_size)
-    vocab_size = loaded.config.get_text_config(decoder=True).vocab_size
     ceiling = scheduler_config.max_num_batched_tokens
     # Without chunks a prompt goes in one step, however long it takes.
     floor = min(ceiling, max(scheduler_config.max_num_seqs, _MIN_BUDGET)) if runner.supports_chunks else ceiling
     budget = StepBudget(ceiling, floor)
-    engine = Engine(runner, scheduler, Sampler(), budget)
-    limits = ModelLimits(max_model_len=size.max_model_len, vocab_size=vocab_size)
-    core = EngineCore(engine, limits, frozenset(tokenizer.eos_token_ids))
+    engine = Engine(runner, scheduler, Sampler(_sampling_kernels(config.model)), budget)
+    limits = ModelLimits(max_model_len=size.max_model_len, vocab_size=facts.vocab_size)
+    core = EngineCore(engine, limits, frozenset(ready.tokenizer.eos_token_ids))
     summary = Summary(
-        model=loaded.source.name,
+        model=source.name,
         implementation=runner.implementation,
-        reason=choice.reason,
-        dtype=str(loaded.module.dtype).removeprefix("torch."),
-        num_parameters=sum(p.numel() for p in loaded.module.parameters()),
-        weight_bytes=loaded.num_bytes,
+        reason=ready.reason,
+        dtype=facts.dtype,
+        num_parameters=facts.num_parameters,
+        weight_bytes=facts.weight_bytes,
         max_model_len=size.max_model_len,
         max_num_seqs=scheduler_config.max_num_seqs,
         cache_tokens=size.num_tokens if num_bytes else None,
@@ -151,13 +166,20 @@ def _assemble(config: EngineConfig, loaded: LoadedModel, tokenizer: Tokenizer, c
         full_requests=size.num_full_requests,
         prefix_caching=scheduler_config.enable_prefix_caching,
         num_threads=torch.get_num_threads(),
-        load_seconds=loaded.load_seconds,
+        kernels=runner.kernels,
+        load_seconds=ready.load_seconds,
         num_linears=None if plan is None else plan.num_linears,
         num_fused_linears=None if plan is None else plan.num_fused_linears,
-        analysis_seconds=loaded.analysis_seconds,
+        analysis_seconds=ready.analysis_seconds,
     )
     log.info("%s", summary)
-    return BuiltEngine(core, limits, tokenizer, summary, plan)
+    return BuiltEngine(core, limits, ready.tokenizer, summary, plan)
+
+
+def _sampling_kernels(config: ModelConfig) -> SamplingKernels:
+    # The library that is loaded already; it is left out where torch's kernels were asked for.
+    library = load_kernels(cache_dir=config.cache_dir).library if config.may_fuse else None
+    return sampling_kernels(library, torch.get_num_threads())
 
 
 def _scheduler_config(config: EngineConfig, runner: ModelRunner, size: CacheSize) -> SchedulerConfig:
@@ -172,14 +194,3 @@ def _scheduler_config(config: EngineConfig, runner: ModelRunner, size: CacheSize
         enable_prefix_caching=config.cache.enable_prefix_caching and runner.supports_chunks,
         block_size=config.cache.block_size,
     )
-
-
-def _model_max_len(config: PreTrainedConfig) -> int:
-    """The longest text that the model was made for, in tokens."""
-    text = config.get_text_config(decoder=True)
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "context_length"):
-        value = getattr(text, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    log.info("the config does not say how long a text may be; taking %d tokens", _FALLBACK_MAX_LEN)
-    return _FALLBACK_MAX_LEN

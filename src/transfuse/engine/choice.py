@@ -40,11 +40,6 @@ class Choice:
     plan: FusionPlan | None = None
 
 
-def is_analysed(config: ModelConfig) -> bool:
-    """Whether a model is to be analysed for these settings."""
-    return config.model_impl in ("auto", "fused")
-
-
 def choose(model: PreTrainedModel, analysis: Analysis | None, config: ModelConfig) -> Choice:
     """The best implementation that the model admits, or the one asked for, and why it is this one.
 
@@ -88,11 +83,11 @@ def _told(refusals: dict[str, str]) -> list[str]:
 
 def _plain(model: PreTrainedModel, config: ModelConfig) -> Choice:
     if config.trust_plan:
-        return Choice(PlainRunner(model), _TRUSTED)
+        return _choice(PlainRunner(model), _TRUSTED)
     verdict = check_model(model, config.cache_dir)
     if not verdict.passed:
         raise UnsupportedModelError(verdict.reason)
-    return Choice(PlainRunner(model), verdict.reason)
+    return _choice(PlainRunner(model), verdict.reason)
 
 
 def _fused(model: PreTrainedModel, analysis: Analysis, config: ModelConfig) -> Choice:
@@ -105,4 +100,8 @@ def _fused(model: PreTrainedModel, analysis: Analysis, config: ModelConfig) -> C
     plan = analysis.plan
     share = f"{plan.num_fused_linears} of {plan.num_linears} linears"
     extent = f"fused ({share})" if plan.counts_as_fused else f"fused in part ({share}): {plan.shortfall}"
-    return Choice(FusedRunner(model, analysis), f"{reason}; {extent}", plan)
+    return _choice(FusedRunner(model, analysis), f"{reason}; {extent}", plan)
+
+
+def _choice(runner: PlainRunner, reason: str, plan: FusionPlan | None = None) -> Choice:
+    return Choice(runner, "; ".join((reason, *runner.remarks)), plan)

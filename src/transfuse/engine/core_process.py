@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import faulthandler
 import gc
+import importlib
 import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,7 +22,7 @@ import msgspec
 import zmq
 
 from transfuse.config import shorten_thread_waits
-from transfuse.errors import EngineError, RequestError, TransfuseError, UnsupportedModelError
+from transfuse.errors import EngineError, RequestError, TransfuseError
 from transfuse.messages import (
     AbortRequests,
     Failed,
@@ -110,6 +113,7 @@ def _connect(socket: zmq.Socket[bytes], address: str) -> None:
 
 
 def _serve(socket: zmq.Socket[bytes], progress: ProgressCounter) -> int:
+    importing = _import_early()
     try:
         message = _first_message(socket)
         if message is None:
@@ -118,7 +122,10 @@ def _serve(socket: zmq.Socket[bytes], progress: ProgressCounter) -> int:
     except Exception as error:
         socket.send(encode(Failed(_as_transfuse_error("Loading the model failed", error))))
         return 1
-    built.core.engine.runner.before_each_layer(progress.bump)
+    finally:
+        # Modules that are half imported do not survive the end of the process.
+        importing.join()
+    built.core.engine.runner.show_progress(progress)
     # What exists now lives as long as the process: looking through it for garbage would take 1% of every step.
     gc.collect()
     gc.freeze()
@@ -131,6 +138,25 @@ def _serve(socket: zmq.Socket[bytes], progress: ProgressCounter) -> int:
         return 1
     built.core.close()
     return 0
+
+
+def _import_early() -> threading.Thread:
+    """Import torch, which takes seconds, while the front gets round to saying what to load."""
+    shorten_thread_waits()
+
+    def imports() -> None:
+        # Of what torch imports nothing is garbage; looking for it would take an eighth of the time.
+        gc.disable()
+        try:
+            # What is wrong with it, whoever needs it will find out.
+            with contextlib.suppress(Exception):
+                importlib.import_module("transfuse.engine.build")
+        finally:
+            gc.enable()
+
+    thread = threading.Thread(target=imports, name="transfuse-imports", daemon=True)
+    thread.start()
+    return thread
 
 
 def _first_message(socket: zmq.Socket[bytes]) -> Load | None:
@@ -153,23 +179,22 @@ def _load(message: Load) -> tuple[BuiltEngine, Ready]:
     from transfuse.models.resolve import resolve_model
 
     config = message.config
-    # A wrong name is found out before torch and Transformers are imported, which takes seconds.
+    # A wrong name is found out before anybody waits for torch.
     source = resolve_model(
         config.model.model,
         cache_dir=config.model.cache_dir,
         revision=config.model.revision,
         trust_remote_code=config.model.trust_remote_code,
     )
-    shorten_thread_waits()
     from transfuse.engine.build import build_engine
 
     built = build_engine(config, source, show_progress=message.show_progress)
-    if built.tokenizer.backend is None:
-        raise UnsupportedModelError(
-            f"The tokenizer of {source.name} is Python code, which cannot leave the process that runs the model. "
-            "Name a tokenizer that has a tokenizer.json with --tokenizer, or use LLM, which runs in one process."
-        )
-    return built, Ready(summary=dataclasses.asdict(built.summary), limits=built.limits, tokenizer=built.tokenizer.spec)
+    return built, Ready(
+        summary=dataclasses.asdict(built.summary),
+        limits=built.limits,
+        tokenizer=built.tokenizer.spec,
+        fusion_plan=None if built.plan is None else built.plan.to_json(),
+    )
 
 
 def _as_transfuse_error(what: str, error: Exception) -> TransfuseError:

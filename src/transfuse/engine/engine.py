@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transfuse.engine.batch import Batch
-from transfuse.engine.logprobs import prompt_logprobs
 from transfuse.engine.request import Request
 from transfuse.engine.runner import ModelRunner, PromptLogits
 from transfuse.engine.sampler import SampledToken, Sampler
+from transfuse.engine.sampling import SamplingKernels, prompt_logprobs
 from transfuse.engine.scheduler import Scheduler
 from transfuse.engine.step_budget import StepBudget
 from transfuse.errors import EngineError, NonFiniteLogitsError, TransfuseError
@@ -126,7 +126,7 @@ class Engine:
         for entry in batch.entries:
             token, prompt = tokens.get(entry.request), result.prompts.get(entry.request.request_id)
             if token is not None or prompt is not None:
-                results.append(_output(entry.request, token, prompt))
+                results.append(_output(entry.request, token, prompt, self._sampler.kernels))
         return results
 
     def _commit(self, batch: Batch, results: Sequence[tuple[TokenOutput, TransfuseError | None]]) -> list[TokenOutput]:
@@ -164,7 +164,7 @@ class Engine:
 
 
 def _output(
-    request: Request, token: SampledToken | None, prompt: PromptLogits | None
+    request: Request, token: SampledToken | None, prompt: PromptLogits | None, kernels: SamplingKernels
 ) -> tuple[TokenOutput, TransfuseError | None]:
     """What the step brought the request, and what ends it if its logits are no numbers."""
     if token is not None and token.error is not None:
@@ -173,7 +173,7 @@ def _output(
         return TokenOutput(request, token), None
     targets = request.tokens(prompt.first_target, prompt.first_target + len(prompt.logits))
     try:
-        found = prompt_logprobs(prompt.logits, targets, request.params.prompt_logprobs or 0)
+        found = prompt_logprobs(prompt.logits, targets, request.params.prompt_logprobs or 0, kernels)
     except NonFiniteLogitsError as error:
         return TokenOutput(request), error
     return TokenOutput(request, token, found, prompt.first_target), None

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from transfuse.engine.ranking import rows_per_pass, top_tokens
-from transfuse.errors import NonFiniteLogitsError
 from transfuse.outputs import Logprob, LogprobsAtPosition
 
 
@@ -39,44 +38,27 @@ def _ranked_logprobs(logits: torch.Tensor, token_ids: Sequence[int], ks: Sequenc
     values, ids = top_tokens(logits, k)
     # Ranks compare logits: rounding could make two different ones equal log-probabilities.
     ranks = 1 + (values[:, None, :] > values[:, :, None]).sum(-1)
-    given_ranks = 1 + (logits > logits.gather(-1, given)).sum(-1)
-    columns = (
-        logprobs.gather(-1, given).squeeze(-1).tolist(),
-        given_ranks.tolist(),
-        ids.tolist(),
-        logprobs.gather(-1, ids).tolist(),
-        ranks.tolist(),
-    )
-    reports: list[LogprobsAtPosition] = []
-    for token, row_k, logprob, rank, top_ids, top_logprobs, top_ranks in zip(token_ids, ks, *columns, strict=True):
-        report = {int(token): Logprob(logprob, rank)}
-        for i in range(min(row_k, k)):
-            report.setdefault(top_ids[i], Logprob(top_logprobs[i], top_ranks[i]))
-        reports.append(report)
-    return reports
+    given_ranks = 1 + (logits > logits.gather(-1, given)).sum(-1, keepdim=True)
+    all_ids = torch.cat([given, ids], dim=-1)
+    all_ranks = torch.cat([given_ranks, ranks], dim=-1)
+    return make_reports(ks, all_ids.tolist(), logprobs.gather(-1, all_ids).tolist(), all_ranks.tolist())
 
 
-def prompt_logprobs(logits: torch.Tensor, token_ids: Sequence[int], k: int) -> list[LogprobsAtPosition]:
-    """Log-probabilities of a prompt's tokens.
+def make_reports(
+    ks: Sequence[int], ids: Sequence[list[int]], logprobs: Sequence[list[float]], ranks: Sequence[list[int]]
+) -> list[LogprobsAtPosition]:
+    """Reports of rows, from columns whose first is the given token's and whose others are the most likely ones'.
 
     Args:
-        logits: [P, V], the raw logits at the positions before the tokens.
-        token_ids: the P tokens, each predicted by its row.
-        k: how many of the most likely tokens to report beside each.
-
-    Returns:
-        Per token, token id to `Logprob`, without text.
-
-    Raises:
-        NonFiniteLogitsError: a row holds NaN or +inf or is all -inf.
+        ks: how many of the most likely tokens to report in each row.
+        ids: per row, at least as many, or all there are.
+        logprobs: of these.
+        ranks: of these.
     """
-    if len(token_ids) == 0:
-        return []
-    finite = logits.amax(-1).isfinite()
-    if not bool(finite.all()):
-        row = int((~finite).nonzero()[0])
-        raise NonFiniteLogitsError(
-            f"The model gave NaN or infinite logits for prompt token {row} of the {len(token_ids)} asked for; the "
-            "request ends. Run the model in float32 to see whether its dtype overflows."
-        )
-    return ranked_logprobs(logits, token_ids, [k] * len(token_ids))
+    reports: list[LogprobsAtPosition] = []
+    for k, tokens, values, places in zip(ks, ids, logprobs, ranks, strict=True):
+        report: LogprobsAtPosition = {}
+        for token, logprob, rank in zip(tokens[: 1 + k], values[: 1 + k], places[: 1 + k], strict=True):
+            report.setdefault(token, Logprob(logprob, rank))
+        reports.append(report)
+    return reports

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transfuse.engine.draw import draw, make_filters, uniforms
+from transfuse.engine.draw import make_filters, uniforms
 from transfuse.engine.logit_edits import LogitEdits, apply_edits
-from transfuse.engine.logprobs import ranked_logprobs
 from transfuse.engine.penalties import apply_penalties, count_tokens
 from transfuse.engine.ranking import rows_per_pass
+from transfuse.engine.sampling import SamplingKernels, TorchSampling
 from transfuse.errors import NonFiniteLogitsError, RequestError, TransfuseError
 from transfuse.outputs import LogprobsAtPosition
 
@@ -53,11 +53,11 @@ class _RequestState:
         self.edits = edits if edits.is_active(num_output_tokens=0) else None
         self.counts = count_tokens(request, vocab_size)
 
-    def takes_raw_argmax(self) -> bool:
-        """Whether the next token is the argmax of the model's own logits."""
-        if not self.is_greedy or self.counts is not None:
-            return False
-        return self.edits is None or not self.edits.is_active(len(self.request.output_token_ids))
+    def edits_logits(self) -> bool:
+        """Whether the next token is chosen by other logits than the model's own."""
+        if self.counts is not None:
+            return True
+        return self.edits is not None and self.edits.is_active(len(self.request.output_token_ids))
 
 
 class Sampler:
@@ -67,9 +67,13 @@ class Sampler:
     frequency, presence), temperature, `min_p`, `top_k`, `top_p`, and the draw. A request's token depends on its own
     logits, parameters, seed and output alone: not on the batch, on the order of rows or on preemption. Of equal
     logits the lower id counts as the more likely.
+
+    Args:
+        kernels: what computes on whole rows; torch if not given.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: SamplingKernels | None = None) -> None:
+        self.kernels: SamplingKernels = TorchSampling() if kernels is None else kernels
         self._states: dict[str, _RequestState] = {}
 
     @torch.inference_mode()
@@ -86,7 +90,7 @@ class Sampler:
             error; the other rows do not notice.
         """
         assert logits.dim() == 2 and len(logits) == len(requests), (logits.shape, len(requests))
-        tokens, finite = _argmax(logits)
+        tokens, finite = self.kernels.argmax(logits)
         errors: dict[int, TransfuseError] = {i: _non_finite(requests[i]) for i, ok in enumerate(finite) if not ok}
         states: dict[int, _RequestState] = {}
         for row, request in enumerate(requests):
@@ -95,11 +99,14 @@ class Sampler:
                     states[row] = self._state(request, logits.shape[-1])
                 except RequestError as error:
                     errors[row] = error
-        rows = [row for row, state in states.items() if not state.takes_raw_argmax()]
+        edited = [row for row, state in states.items() if state.edits_logits()]
+        drawn = [row for row, state in states.items() if not state.is_greedy and not state.edits_logits()]
+        for row, token in zip(drawn, self._draw(logits, drawn, [states[row] for row in drawn]), strict=True):
+            tokens[row] = token
         step = rows_per_pass(logits.shape[-1])
-        for start in range(0, len(rows), step):
-            self._resample(logits, rows[start : start + step], states, tokens, errors)
-        reports = _report(logits, states, tokens, errors)
+        for start in range(0, len(edited), step):
+            self._choose_edited(logits, edited[start : start + step], states, tokens, errors)
+        reports = self._report(logits, states, tokens, errors)
         return [_sampled(token, reports.get(row), errors.get(row)) for row, token in enumerate(tokens)]
 
     def forget(self, request_id: str) -> None:
@@ -112,7 +119,7 @@ class Sampler:
             state = self._states[request.request_id] = _RequestState(request, vocab_size)
         return state
 
-    def _resample(
+    def _choose_edited(
         self,
         logits: torch.Tensor,
         rows: list[int],
@@ -122,37 +129,45 @@ class Sampler:
     ) -> None:
         """Replaces the raw argmax of `rows` in `tokens`, or adds to `errors`."""
         part = [states[row] for row in rows]
-        edited = logits[torch.tensor(rows, device=logits.device)].float()
+        edited = torch.empty(len(rows), logits.shape[-1], dtype=torch.float32, device=logits.device)
+        for target, row in zip(edited, rows, strict=True):
+            # Row by row: to gather them first takes several times as long.
+            target.copy_(logits[row])
         _edit(edited, part)
-        chosen, alive = _argmax(edited)
+        chosen, alive = self.kernels.argmax(edited)
         for i, row in enumerate(rows):
             if alive[i]:
                 tokens[row] = chosen[i]
             else:
                 errors[row] = _nothing_left(part[i].request)
         drawn = [i for i, state in enumerate(part) if alive[i] and not state.is_greedy]
-        if drawn:
-            drawn_states = [part[i] for i in drawn]
-            selected = edited if len(drawn) == len(rows) else edited[torch.tensor(drawn, device=logits.device)]
-            for i, token in zip(drawn, self._draw(selected, drawn_states), strict=True):
-                tokens[rows[i]] = token
+        for i, token in zip(drawn, self._draw(edited, drawn, [part[i] for i in drawn]), strict=True):
+            tokens[rows[i]] = token
 
-    def _draw(self, logits: torch.Tensor, states: list[_RequestState]) -> list[int]:
+    def _draw(self, logits: torch.Tensor, rows: list[int], states: list[_RequestState]) -> list[int]:
+        if not rows:
+            return []
         uniform = uniforms([s.seed for s in states], [len(s.request.output_token_ids) for s in states])
         filters = make_filters([s.request.params for s in states], uniform, logits.shape[-1], logits.device)
-        tokens: list[int] = draw(logits, filters).tolist()
-        return tokens
+        return self.kernels.draw(logits, rows, filters)
 
-
-def _argmax(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
-    """Per row, the first index of the highest logit, and whether the row holds neither NaN nor +inf nor only -inf."""
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        # NumPy's argmax takes a tenth of the time of torch's; both put NaN above all numbers.
-        indices = torch.from_numpy(logits.numpy().argmax(-1))
-        values = logits.gather(-1, indices[:, None]).squeeze(-1)
-    else:
-        values, indices = logits.max(-1)
-    return indices.tolist(), values.isfinite().tolist()
+    def _report(
+        self,
+        logits: torch.Tensor,
+        states: dict[int, _RequestState],
+        tokens: list[int],
+        errors: dict[int, TransfuseError],
+    ) -> dict[int, LogprobsAtPosition]:
+        asked = {
+            row: state.num_logprobs
+            for row, state in states.items()
+            if state.num_logprobs is not None and row not in errors
+        }
+        if not asked:
+            return {}
+        rows = list(asked)
+        reports = self.kernels.ranked_logprobs(logits, rows, [tokens[row] for row in rows], list(asked.values()))
+        return dict(zip(rows, reports, strict=True))
 
 
 def _edit(logits: torch.Tensor, states: list[_RequestState]) -> None:
@@ -163,22 +178,6 @@ def _edit(logits: torch.Tensor, states: list[_RequestState]) -> None:
     for row, counts, _ in penalised:
         counts.update(outputs[row])
     apply_penalties(logits, penalised)
-
-
-def _report(
-    logits: torch.Tensor, states: dict[int, _RequestState], tokens: list[int], errors: dict[int, TransfuseError]
-) -> dict[int, LogprobsAtPosition]:
-    asked = [
-        (row, state.num_logprobs)
-        for row, state in states.items()
-        if state.num_logprobs is not None and row not in errors
-    ]
-    if not asked:
-        return {}
-    rows = [row for row, _ in asked]
-    part = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
-    reports = ranked_logprobs(part, [tokens[row] for row in rows], [k for _, k in asked])
-    return dict(zip(rows, reports, strict=True))
 
 
 def _sampled(token: int, report: LogprobsAtPosition | None, error: TransfuseError | None) -> SampledToken:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from transfuse.layers.layer_probe import LayerProbe
 from transfuse.layers.ragged_mask import RaggedMask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class AttentionLayer:
         value_head_dim: of values.
         window: positions that a token sees at most, or None for all.
         element_bytes: of a number in the cache.
+        is_latent: whether what is kept are latents, whose first `value_head_dim` numbers are the values.
     """
 
     cache_layer: int
@@ -31,6 +36,7 @@ class AttentionLayer:
     value_head_dim: int
     window: int | None
     element_bytes: int
+    is_latent: bool = False
 
     def positions(self, context: int) -> int:
         """How many positions a token sees with this many before and including it."""
@@ -41,24 +47,25 @@ class AttentionLayer:
         return 2.0 * self.num_heads * (self.head_dim + self.value_head_dim) * self.positions(context)
 
     def cache_bytes(self, context: int) -> float:
-        """Keys and values that one token reads."""
-        return float(
-            self.num_kv_heads * (self.head_dim + self.value_head_dim) * self.element_bytes * self.positions(context)
-        )
+        """Keys and values, or latents, that one token reads."""
+        numbers = self.num_kv_heads * (self.head_dim + (0 if self.is_latent else self.value_head_dim))
+        return float(numbers * self.element_bytes * self.positions(context))
 
 
 class AttentionProbe(LayerProbe):
     """A `LayerProbe` that also notes the heads of the queries."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
         self.attention: list[AttentionLayer] = []
         self._kv_heads: dict[int, int] = {}
+        self._dims: dict[int, tuple[int, int]] = {}
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """See `LayerProbe.store`."""
         super().store(layer, key, value)
         self._kv_heads[layer] = key.shape[1]
+        self._dims[layer] = key.shape[2], value.shape[2]
 
     def attend(
         self,
@@ -86,3 +93,29 @@ class AttentionProbe(LayerProbe):
         return super().attend(
             layer, query, mask, scale=scale, softcap=softcap, sinks=sinks, value_head_dim=value_head_dim
         )
+
+    def attend_latent(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        mask: RaggedMask,
+        weight: torch.Tensor,
+        *,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """See `LayerProbe.attend_latent`."""
+        rank, shared_dim = self._dims[layer]
+        self.attention.append(
+            AttentionLayer(
+                cache_layer=layer,
+                num_heads=query.shape[1],
+                num_kv_heads=1,
+                head_dim=rank + shared_dim,
+                value_head_dim=rank,
+                window=mask.window,
+                element_bytes=query.element_size(),
+                is_latent=True,
+            )
+        )
+        return super().attend_latent(layer, query, mask, weight, scale=scale, softcap=softcap)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transfuse.fusion.analysis import analyse_trace
@@ -14,7 +14,7 @@ from transfuse.fusion.plan import FusionPlan
 from transfuse.inspect.costs import ModelCosts, model_costs
 from transfuse.inspect.counts import NodeCounts, count_nodes
 from transfuse.inspect.implementation import NOT_SERVED, Expected, expected_implementation
-from transfuse.inspect.subject import Subject
+from transfuse.inspect.subject import Recording, Subject
 from transfuse.inspect.tree import TreeNode, module_tree
 from transfuse.layers.merged import MergedParameter
 from transfuse.trace.graph import ModelTrace
@@ -78,7 +78,11 @@ def inspect_subject(subject: Subject, cache_dir: Path, build_seconds: float = 0.
     before = count_nodes(trace)
     clock.lap("count")
     # A forward that breaks off as it is does so fused, too.
-    after, after_error = _fused_counts(subject, analysis) if trace.error is None else (None, None)
+    fused = _record_fused(subject, analysis) if trace.error is None else None
+    after = count_nodes(fused.trace) if fused is not None and fused.trace.error is None else None
+    if fused is not None and after is not None and expected.name in ("fused", "unknown"):
+        # It may keep less in the cache.
+        costs = replace(costs, attention=fused.attention)
     clock.lap("record fused")
     return Report(
         name=subject.name,
@@ -89,7 +93,7 @@ def inspect_subject(subject: Subject, cache_dir: Path, build_seconds: float = 0.
         costs=costs,
         before=before,
         after=after,
-        after_error=after_error,
+        after_error=None if fused is None else fused.trace.error,
         seconds=clock.seconds,
     )
 
@@ -104,8 +108,8 @@ def _analysis(subject: Subject, trace: ModelTrace) -> Analysis:
         return Analysis(FusionPlan(type(subject.module).__name__, (), reason))
 
 
-def _fused_counts(subject: Subject, analysis: Analysis) -> tuple[NodeCounts | None, str | None]:
-    """Nodes of the fused module, which also shows that it runs."""
+def _record_fused(subject: Subject, analysis: Analysis) -> Recording:
+    """The forward of the fused module, which also shows whether it runs."""
     installed = install(subject.module, analysis)
     joined = [
         (part, name)
@@ -117,12 +121,11 @@ def _fused_counts(subject: Subject, analysis: Analysis) -> tuple[NodeCounts | No
         for part, name in joined:
             # In the place of what joins them at each use on `meta`, which an engine does once.
             part.__dict__[name] = getattr(part, name)
-        trace: ModelTrace = subject.record().trace
+        return subject.record()
     finally:
         for part, name in joined:
             part.__dict__.pop(name, None)
         uninstall(installed)
-    return (None, trace.error) if trace.error is not None else (count_nodes(trace), None)
 
 
 class _Clock:

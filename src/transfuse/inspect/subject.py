@@ -124,8 +124,8 @@ def _config_dtype(config: PreTrainedConfig) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
-def _record(module: nn.Module) -> Recording:
-    probe = AttentionProbe()
+def _record(module: Any) -> Recording:
+    probe = AttentionProbe(module.config)
     trace = trace_model(module, probe)
     return Recording(trace, _row(trace), tuple(probe.attention))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from transfuse.errors import UnsupportedModelError
+from transfuse.models.gguf_blocks import DECODERS
 from transfuse.models.gguf_reader import GgufFile, GgufTensor
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def gguf_state_dict(file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype
     blob = map_bytes(file)
     family = file.architecture
     return {
-        parameter_name(family, name): LazyTensor(blob, tensor, dtype, _transform(family, name, config))
+        parameter_name(family, name): LazyTensor(blob, tensor, dtype, transform(family, name, config))
         for name, tensor in file.tensors.items()
         if name != ROPE_FACTORS
     }
@@ -122,7 +123,20 @@ class LazyTensor:
         return out
 
 
-def _transform(family: str, name: str, config: PreTrainedConfig) -> Callable[[torch.Tensor], torch.Tensor] | None:
+class Heads(Protocol):
+    """What of a config decides on the layout of weights."""
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads."""
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Key and value heads."""
+
+
+def transform(family: str, name: str, config: Heads) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What turns a tensor of this GGUF name into Transformers'; None where they are the same."""
     if family == "gemma3" and name.endswith("norm.weight"):
         return lambda weight: weight - 1.0
     if family == "llama" and ".attn_q." in name:
@@ -154,7 +168,9 @@ def _check_types(file: GgufFile) -> None:
 
 
 def _dequantize(blocks: torch.Tensor, type_id: int) -> torch.Tensor:
-    """uint8 `[blocks, block_bytes]` to float32; torch's version is five times faster, gguf's knows every type."""
+    """uint8 `[blocks, block_bytes]` to float32; torch's versions are five times faster, gguf's knows every type."""
+    if (decode := DECODERS.get(type_id)) is not None:
+        return decode(blocks)
     from gguf import GGMLQuantizationType, quants
     from transformers.integrations.gguf.dequant import GGML_BLOCK, dequantize
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from transfuse.errors import ModelError, UnsupportedModelError, WeightsError
 from transfuse.fusion.analysis import analyse_model
 from transfuse.fusion.apply import Analysis
 from transfuse.fusion.merging import merged_groups
+from transfuse.models.checkpoint import weight_files
 from transfuse.models.gguf import gguf_dtype, gguf_state_dict
 from transfuse.models.gguf_config import gguf_config
 from transfuse.models.gguf_reader import end_token_ids, read_gguf
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 _MAX_NAMED = 20
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,28 +191,12 @@ def _check_safetensors(folder: Path) -> None:
     """Opens every weight file once: its header and length are checked, and a damaged file is named."""
     from safetensors import SafetensorError, safe_open
 
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         try:
             with safe_open(path, framework="pt") as file:
                 file.keys()
         except (SafetensorError, OSError) as error:
             raise WeightsError(f"{path} is damaged or incomplete: {error}. Fetch it again.") from error
-
-
-def _weight_files(folder: Path) -> Sequence[Path]:
-    index = folder / _INDEX
-    if not index.exists():
-        return sorted(folder.glob("*.safetensors"))
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise WeightsError(f"{index} is damaged: it has no usable weight_map ({error}). Fetch it again.") from error
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise WeightsError(f"{index} names the file {name!r}; only .safetensors files beside it are read.")
-        if not (folder / name).is_file():
-            raise WeightsError(f"{index} names {name}, which is not in {folder}. Fetch the missing file.")
-    return [folder / name for name in names]
 
 
 def _check_loading_info(source: ModelSource, info: dict[str, Any]) -> None:

@@ -95,10 +95,15 @@ def _forget_pages(source: torch.Tensor, mapped: list[tuple[int, int]]) -> None:
     The file stays mapped until its last tensor is gone; without this, memory would peak at twice the weights.
     """
     start = source.data_ptr()
-    stop = start + source.nbytes
-    if any(low <= start and stop <= high for low, high in mapped):
-        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
-        if first < last:
-            ctypes.CDLL(None).madvise(
-                ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(mmap.MADV_DONTNEED)
-            )
+    if any(low <= start and start + source.nbytes <= high for low, high in mapped):
+        free_memory(source)
+
+
+def free_memory(tensor: torch.Tensor) -> None:
+    """Give the whole pages of a contiguous tensor back to the system; it then holds zeros, or what its file does."""
+    start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last and hasattr(mmap, "MADV_DONTNEED"):
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(mmap.MADV_DONTNEED)
+        )

@@ -10,27 +10,23 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Generator
-from typing import Final
-
-import prometheus_client
-import uvicorn
-from fastapi import FastAPI
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from transfuse.async_llm import AsyncLLM
 from transfuse.errors import ConfigError, EngineDeadError, EngineError
-from transfuse.server.app import create_app
-from transfuse.server.lifecycle import Lifecycle
-from transfuse.server.limits import MAX_HEADER_BYTES
 from transfuse.server.log import configure_logging
-from transfuse.server.protocol import LimitedProtocol
 from transfuse.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from transfuse.server.http_server import HttpServer
+    from transfuse.server.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-# Longer than the clients' own limits: who closes first is then the client, and none finds its connection just gone.
-_KEEP_ALIVE_SECONDS: Final = 75
 # Once the engine is closed, answers end with an error; writing it takes no longer.
 _LAST_WORDS_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.05
@@ -85,7 +81,6 @@ def serve(llm: AsyncLLM, settings: ServerSettings, *, on_ready: Callable[[str], 
         EngineError: the engine died for good, or requests were cut off at the end.
     """
     configure_logging(settings.log_format)
-    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     asyncio.run(_Serving(llm, settings, on_ready, listener).run())
 
 
@@ -107,11 +102,9 @@ class _Serving:
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._take_signal, number)
         starting = asyncio.create_task(self._llm.start())
-        await asyncio.sleep(0)  # the model loads while the application is built
-        app = create_app(self._llm, self._settings)
-        app.openapi()  # kept from now on; made later, it would hold up every stream for its time
+        # The model loads while the application is built. In another thread, since what the core says is not to wait.
+        app, server = await asyncio.to_thread(_build, self._llm, self._settings)
         lifecycle: Lifecycle = app.state.lifecycle
-        server = _Server(app)
         serving = asyncio.create_task(server.serve([self._listener]))
         try:
             if not await self._started(starting):
@@ -189,30 +182,17 @@ class _Serving:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn, which leaves signals to us."""
+def _build(llm: AsyncLLM, settings: ServerSettings) -> tuple[FastAPI, HttpServer]:
+    # The web framework is as large as what the core imports, and is imported beside it.
+    import prometheus_client
 
-    def __init__(self, app: FastAPI) -> None:
-        config = uvicorn.Config(
-            app,
-            http=LimitedProtocol,
-            ws="none",
-            lifespan="off",
-            loop="none",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=1,
-        )
-        super().__init__(config)
+    from transfuse.server.app import create_app
+    from transfuse.server.http_server import HttpServer
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Captures none."""
-        yield
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    app = create_app(llm, settings)
+    app.openapi()  # kept from now on; made later, it would hold up every stream for its time
+    return app, HttpServer(app)
 
 
 async def _wait(condition: Callable[[], bool], seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tokenizers
@@ -24,11 +25,16 @@ class Tokenizer:
         self._spec = spec
         self.templates = ChatTemplates(spec.chat_templates, spec.special_tokens)
         self.eos_token_ids = spec.eos_token_ids
-        self._backend = tokenizers.Tokenizer.from_str(spec.backend)
+
+    @cached_property
+    def _backend(self) -> tokenizers.Tokenizer:
+        """Made when it is first needed: the process that runs the model only hands the data on."""
+        backend = tokenizers.Tokenizer.from_str(self._spec.backend)
         # The JSON may carry the truncation and padding of the checkpoint's training, and does not carry this.
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._backend.encode_special_tokens = spec.split_special_tokens
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = self._spec.split_special_tokens
+        return backend
 
     @property
     def spec(self) -> TokenizerSpec:

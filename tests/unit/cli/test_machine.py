@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from transfuse.cli import machine
-from transfuse.cli.machine import Machine, instruction_sets, read_cpuinfo, read_machine, unmet_requirements
+from transfuse.cli.machine import Machine, instruction_sets, read_machine, unmet_requirements
 
 MACHINE = Machine(
     cpu="cpu",
@@ -24,14 +23,6 @@ def test_reads_this_machine() -> None:
     assert found.cpu
     assert 0 < found.available_bytes <= found.memory_bytes
     assert found.num_usable_cpus >= 1
-
-
-def test_reads_the_first_processor(tmp_path: Path) -> None:
-    path = tmp_path / "cpuinfo"
-    path.write_text("processor\t: 0\nmodel name\t: A: B\nflags\t\t: fpu avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n")
-    entries = read_cpuinfo(path)
-    assert (entries["model name"], entries["flags"]) == ("A: B", "fpu avx2")
-    assert read_cpuinfo(tmp_path / "none") == {}
 
 
 def test_names_instruction_sets() -> None:

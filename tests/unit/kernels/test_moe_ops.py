@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -16,7 +17,14 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+SCORES = {
+    "softmax": lambda row: row.softmax(0),
+    "sigmoid": torch.sigmoid,
+    "sqrt_softplus": lambda row: (1 + row.exp()).log().sqrt(),
+}
+
+
+@pytest.mark.parametrize("scoring", SCORES)
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -27,12 +35,12 @@ def test_routes(scoring: str, late: bool, normalise: bool, has_bias: bool, one_t
         logits, bias, 3, scoring, late=late, normalise=normalise, scale=1.5, expert_scale=factors
     )
     for row, found, chosen in zip(logits.double(), weights, indices, strict=True):
-        scored = row.softmax(0) if scoring == "softmax" else row.sigmoid()
+        scored = SCORES[scoring](row)
         choice = (row if late else scored) + (0 if bias is None else bias.double())
         best = choice.argsort(descending=True)[:3]
         assert chosen.tolist() == best.tolist()
         picked = row[best]
-        share = (picked.softmax(0) if scoring == "softmax" else picked.sigmoid()) if late else scored[best]
+        share = SCORES[scoring](picked) if late else scored[best]
         share = share / share.sum() if normalise else share
         expected = share * 1.5 * factors.double()[best]
         torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
@@ -54,6 +62,24 @@ def test_groups(best_two: bool, fill: float | None, one_thread: None) -> None:
         assert sorted(chosen.tolist()) == sorted(expected)
         share = row.sigmoid()[chosen]
         torch.testing.assert_close(found.double(), share / share.sum(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cutoff", [0.02, 0.5])
+def test_one_expert_after_the_other(cutoff: float, one_thread: None) -> None:
+    logits = torch.cat([numbers(20, 9), numbers(20, 9, seed=1) * 0.02 + 1, numbers(20, 9, seed=2) * 0.02 - 1])
+    weights, indices = ops.route(logits, None, 3, "sparsemixer", cutoff=cutoff)
+    num_shared = 0
+    for row, found, chosen in zip(logits.double().tolist(), weights, indices, strict=True):
+        left = dict(enumerate(row))
+        for weight, index in zip(found.tolist(), chosen.tolist(), strict=True):
+            best = max(left, key=lambda e: left[e])
+            assert index == best
+            near = [e for e in left if (left[best] - left[e]) / max(abs(row[e]), left[best]) <= cutoff]
+            num_shared += len(near) > 1
+            expected = 1 / sum(math.exp(left[e] - left[best]) for e in near)
+            assert weight == pytest.approx(expected, abs=1e-5)
+            del left[best]
+    assert num_shared > 10
 
 
 def test_weights_are_rounded_once(one_thread: None) -> None:
@@ -96,9 +122,45 @@ def test_experts(is_transposed: bool, layout: str | None, has_bias: bool, one_th
     torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
 
 
+def test_a_gate_of_its_own(one_thread: None) -> None:
+    x, weights, indices = numbers(6, 7), numbers(6, 2, seed=1), torch.tensor([[0, 1], [3, 0], [2, 1]] * 2)
+    gate, up, down = numbers(4, 3, 7, seed=2), numbers(4, 3, 7, seed=3), numbers(4, 7, 3, seed=4)
+    found = ops.experts(x, indices, weights, up, None, down, None, "silu", gate=gate)
+    joined = ops.experts(x, indices, weights, torch.cat((gate, up), 1), None, down, None, "silu")
+    torch.testing.assert_close(found, joined)
+
+
+def test_experts_that_do_nothing(one_thread: None) -> None:
+    x, weights = numbers(3, 7), numbers(3, 2, seed=1)
+    up, down = numbers(6, 6, 7, seed=2), numbers(4, 7, 3, seed=3)
+    indices = torch.tensor([[0, 4], [5, 3], [5, 4]])
+    found = ops.experts(x, indices, weights, up, None, down, None, "silu", identity=True)
+    without = ops.experts(x, indices, weights, up, None, down, None, "silu")
+    share = (weights * (indices > 3)).sum(-1, keepdim=True)
+    torch.testing.assert_close(found, without + share * x)
+    assert not without[2].any()
+
+
+def test_weights_on_the_inputs(one_thread: None) -> None:
+    x, weights, indices = numbers(3, 7), numbers(3, 2, seed=1), torch.tensor([[0, 1], [3, 0], [2, 1]])
+    up, down = numbers(4, 6, 7, seed=2), numbers(4, 7, 3, seed=3)
+    found = ops.experts(x, indices, weights, up, None, down, None, "silu", weigh_inputs=True)
+    for choice in range(2):
+        one, ones = indices[:, choice : choice + 1], torch.ones(3, 1)
+        scaled = x * weights[:, choice : choice + 1]
+        found = found - ops.experts(scaled, one, ones, up, None, down, None, "silu")
+    torch.testing.assert_close(found, torch.zeros(3, 7), atol=1e-5, rtol=0)
+
+
 def test_gradients(one_thread: None) -> None:
     x, weights = numbers(4, 3).double(), numbers(4, 2, seed=1).double()
     up, down = numbers(3, 4, 3, seed=2).double(), numbers(3, 3, 2, seed=3).double()
     indices = torch.tensor([[0, 1], [1, 0], [0, 1], [1, 0]])
     inputs = [tensor.requires_grad_() for tensor in (x, weights, up, down)]
     assert torch.autograd.gradcheck(lambda a, w, u, d: ops.experts(a, indices, w, u, None, d, None, "silu"), inputs)
+
+    def others(a: torch.Tensor, w: torch.Tensor, u: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        scaled = ops.experts(a, indices, w, u[:, :2], None, d, None, "silu", gate=u[:, 2:], weigh_inputs=True)
+        return scaled + ops.experts(a, indices + 2, w, u, None, d, None, "silu", identity=True)
+
+    assert torch.autograd.gradcheck(others, inputs)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from transfuse.server.http_server import HttpServer
 from transfuse.server.limits import MAX_HEADER_BYTES
 from transfuse.server.protocol import LimitedProtocol
-from transfuse.server.serve import _Server, bind
+from transfuse.server.serve import bind
 
 
 class Impatient(LimitedProtocol):
@@ -31,7 +32,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 @contextlib.asynccontextmanager
 async def served(application: Any = app) -> AsyncIterator[int]:
     """The port of a server."""
-    server = _Server(application)
+    server = HttpServer(application)
     server.config.http = Impatient
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transfuse.bench.latency import Point
     from transfuse.bench.offline import OfflineEngine
     from transfuse.bench.report import Report
+    from transfuse.bench.roofline import Limits
 
 _ONE, _128 = Numbers((1,)), Numbers((128,))
 
@@ -71,10 +72,10 @@ def latency(
         )
     where, say = setting(), progress(report)
     with OfflineEngine(engine_config(model, **asdict(engine)), show_progress=not report.quiet) as running:
-        found = _measure(running, sweep, where, repeat, say, roofline=roofline)
-        profiled = None if profile is None else _profile(running, sweep[0], repeat.seed, profile)
+        found, limits = _measure(running, sweep, where, repeat, say, roofline=roofline)
+        profiled = [] if profile is None else _profile(running, sweep[0], repeat.seed, profile, limits)
     output.tell(found, report)
-    if profiled is not None:
+    if profile is not None:
         _show_profile(profiled)
         if not report.quiet:
             note(f"wrote {profile}")
@@ -88,7 +89,7 @@ def _measure(
     say: Callable[[str], None],
     *,
     roofline: bool,
-) -> Report:
+) -> tuple[Report, Limits | None]:
     from transfuse.bench.conditions import engine_conditions
     from transfuse.bench.latency import PLOTS, latency_row, measure_latency
     from transfuse.bench.report import Report
@@ -97,7 +98,7 @@ def _measure(
     dtype = running.summary.dtype
     before = measure_limits(dtype) if roofline else None
     samples = measure_latency(running, sweep, repeats=repeat.repeats, warmup=repeat.warmup, seed=repeat.seed, note=say)
-    floor = None
+    floor = limits = None
     if before is not None:
         trust = running.config.model.trust_remote_code
         limits = before.better(measure_limits(dtype))
@@ -108,25 +109,36 @@ def _measure(
     ]
     conditions = where.conditions() | engine_conditions(running.summary)
     conditions |= {"repeats": repeat.repeats} | ({} if floor is None else floor.limits.conditions())
-    return Report("latency", conditions, rows, PLOTS)
+    return Report("latency", conditions, rows, PLOTS), limits
 
 
-def _profile(running: OfflineEngine, point: Point, seed: int, path: Path) -> Report:
+def _profile(running: OfflineEngine, point: Point, seed: int, path: Path, limits: Limits | None) -> list[Report]:
+    """Write the trace of a short run; the phases of its decode steps, and the ops of its program."""
+    from transfuse.bench.ops import OpTimes, watched
     from transfuse.bench.profile import decode_row, engine_phases, profile, torch_operators
     from transfuse.bench.report import Report
     from transfuse.bench.spans import write_trace
 
-    spans = profile(running, point, seed, [engine_phases(running.engine), torch_operators()])
+    program, times = running.engine.runner.executable, OpTimes()
+    sources = [engine_phases(running.engine)]
+    if program is not None:
+        sources.append(watched(program, times))
+    if program is None or program.num_torch_ops:
+        sources.append(torch_operators())
+    spans = profile(running, point, seed, sources)
     row = decode_row(point, spans)
-    report = Report("profile", {"model": running.summary.model}, [] if row is None else [row], across="profile")
-    write_trace(spans, path, report.to_dict())
-    return report
+    conditions = {"model": running.summary.model}
+    phases = Report("profile", conditions, [] if row is None else [row], across="profile")
+    ops = Report("ops", conditions, times.rows(limits, running.summary.dtype))
+    write_trace(spans, path, {"profile": phases.to_dict(), "ops": ops.to_dict()})
+    return [phases, ops]
 
 
-def _show_profile(report: Report) -> None:
+def _show_profile(reports: Sequence[Report]) -> None:
     from rich.console import Console
 
     from transfuse.bench.output.terminal import show_figures
 
-    if report.rows:
-        show_figures(report, Console(highlight=False))
+    for report in reports:
+        if report.rows:
+            show_figures(report, Console(highlight=False))
