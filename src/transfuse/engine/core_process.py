@@ -189,10 +189,11 @@ def _load(message: Load) -> tuple[BuiltEngine, Ready]:
     from transfuse.engine.build import build_engine
 
     built = build_engine(config, source, show_progress=message.show_progress)
+    tokenizer = built.tokenizer.spec  # refused where it is Python code, which cannot leave this process
     return built, Ready(
         summary=dataclasses.asdict(built.summary),
         limits=built.limits,
-        tokenizer=built.tokenizer.spec,
+        tokenizer=tokenizer,
         fusion_plan=None if built.plan is None else built.plan.to_json(),
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from transformers import AutoTokenizer
 
 from tests.unit.engine.driven import request
 from transfuse.config import engine_config
@@ -17,6 +18,7 @@ from transfuse.engine.core_process import _as_transfuse_error, _load
 from transfuse.errors import EngineError, ModelNotFoundError, UnsupportedModelError
 from transfuse.messages import Load, ModelLimits
 from transfuse.models.resolve import resolve_model
+from transfuse.models.tokenizer import PythonTokenizer
 from transfuse.progress import ProgressCounter
 
 
@@ -49,9 +51,9 @@ def test_a_wrong_name_is_told_before_torch_is_imported() -> None:
 def test_a_tokenizer_that_is_code_says_what_to_do(
     zoo_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = SimpleNamespace(tokenizer=SimpleNamespace(backend=None))
-    monkeypatch.setattr(build, "build_engine", lambda *_, **__: built)
-    with pytest.raises(UnsupportedModelError, match=r"llama is Python code.*--tokenizer, or use LLM"):
+    tokenizer = PythonTokenizer(AutoTokenizer.from_pretrained(zoo_folder("llama")), ())
+    monkeypatch.setattr(build, "build_engine", lambda *_, **__: SimpleNamespace(tokenizer=tokenizer))
+    with pytest.raises(UnsupportedModelError, match=r"is Python code.*--tokenizer, or use LLM"):
         _load(load(zoo_folder("llama"), tmp_path))
 
 
