@@ -6,7 +6,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -72,12 +72,21 @@ def _num_bytes(view: View, step: StepSize) -> int:
     return int(np.prod([size.at(step) for size in view.sizes], dtype=np.int64)) * view.dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One run of native ops."""
+
+    ops: Sequence[NativeOp]
+    times: np.ndarray
+    step: StepSize
+    inputs: Mapping[str, torch.Tensor]
+
+
 class OpTimes:
-    """Collects the times of a program's ops, step by step."""
+    """Collects the times of a program's ops, step by step; what they cost is worked out afterwards."""
 
     def __init__(self) -> None:
-        self.spans: list[RecordedSpan] = []
-        self._steps: dict[StepSize, list[dict[str, list[tuple[int, OpCost]]]]] = defaultdict(list)
+        self._seen: list[_Seen] = []
         # Of the several that compute, the one that waits for the result.
         self._thread = threading.current_thread().name
         # From the monotonic clock to that of `time.time_ns`.
@@ -87,13 +96,22 @@ class OpTimes:
         self, ops: Sequence[NativeOp], times: np.ndarray, step: StepSize, inputs: Mapping[str, torch.Tensor]
     ) -> None:
         """See `program.executable.OpObserver`."""
-        found: dict[str, list[tuple[int, OpCost]]] = defaultdict(list)
-        for op, start, end in zip(ops, times[:-1].tolist(), times[1:].tolist(), strict=True):
-            label, cost = _label(op), op_cost(op, step, inputs)
-            found[label].append((end - start, cost))
-            facts = {"from": op.name, "bytes": cost.num_bytes, "flops": cost.flops}
-            self.spans.append(RecordedSpan(label, start + self._offset, end - start, self._thread, facts))
-        self._steps[step].append(found)
+        self._seen.append(_Seen(ops, times, step, {name: inputs[name] for name in ("seq_lens", "cu_seqlens_q")}))
+
+    @property
+    def spans(self) -> list[RecordedSpan]:
+        """Each op of each step."""
+        return [
+            RecordedSpan(
+                _label(op),
+                start + self._offset,
+                end - start,
+                self._thread,
+                {"from": op.name, "bytes": cost.num_bytes, "flops": cost.flops},
+            )
+            for seen in self._seen
+            for op, cost, start, end in _timed(seen)
+        ]
 
     def rows(self, limits: Limits | None, dtype: str) -> list[Row]:
         """For the size of step that came most often, a row for each kind of op, the costliest first.
@@ -102,9 +120,15 @@ class OpTimes:
             limits: of the machine, to say how near to them each comes; None if they were not measured.
             dtype: that products are computed in.
         """
-        if not self._steps:
+        steps: dict[StepSize, list[dict[str, list[tuple[int, OpCost]]]]] = defaultdict(list)
+        for seen in self._seen:
+            found: dict[str, list[tuple[int, OpCost]]] = defaultdict(list)
+            for op, cost, start, end in _timed(seen):
+                found[_label(op)].append((end - start, cost))
+            steps[seen.step].append(found)
+        if not steps:
             return []
-        step, samples = max(self._steps.items(), key=lambda item: len(item[1]))
+        step, samples = max(steps.items(), key=lambda item: len(item[1]))
         whole = statistics.median(sum(ns for ops in sample.values() for ns, _ in ops) for sample in samples)
         rows = []
         for label in samples[0]:
@@ -123,6 +147,12 @@ class OpTimes:
                 measures["limit_share"] = floor * 1e9 / ns
             rows.append((ns, Row({"op": label, "tokens": step.num_tokens}, measures)))
         return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
+
+
+def _timed(seen: _Seen) -> Iterator[tuple[NativeOp, OpCost, int, int]]:
+    """Each op with its cost, and when it began and ended."""
+    for op, start, end in zip(seen.ops, seen.times[:-1].tolist(), seen.times[1:].tolist(), strict=True):
+        yield op, op_cost(op, seen.step, seen.inputs), start, end
 
 
 def _label(op: NativeOp) -> str:

@@ -230,7 +230,9 @@ def flip(raw: bytes) -> bytes:
     return raw[:1000] + bytes([raw[1000] ^ 1]) + raw[1001:]
 
 
-@pytest.mark.parametrize("damage", [cut, flip, lambda raw: b"", lambda raw: b"\x93" * 100], ids=["cut", "flipped", "empty", "foreign"])
+@pytest.mark.parametrize(
+    "damage", [cut, flip, lambda raw: b"", lambda raw: b"\x93" * 100], ids=["cut", "flipped", "empty", "foreign"]
+)
 def test_a_damaged_file_is_made_anew(
     build: Build, llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:

@@ -110,7 +110,8 @@ def weight_buffer(num_bytes: int) -> torch.Tensor:
     """
     if num_bytes < _HUGE_PAGE:
         return torch.empty(num_bytes, dtype=torch.uint8)
-    mapping = mmap.mmap(-1, num_bytes + _HUGE_PAGE)
+    # Private: shared mappings, which are the default, get huge pages only where the system was set up for it.
+    mapping = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(mapping, dtype=torch.uint8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -66,3 +68,15 @@ def test_what_cannot_be_packed_is_refused(library: Library) -> None:
         pack_linear(library, torch.ones(5, 4), "halves")
     with pytest.raises(KernelError, match="buffer of 256 bytes"):
         pack_linear(library, torch.ones(4, 4), out=torch.empty(255, dtype=torch.uint8))
+
+
+def test_large_buffers_are_private_memory_which_may_have_huge_pages() -> None:
+    """Shared mappings, Python's default, get none unless the system was set up for it."""
+    address = weight_buffer(8 << 20).data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, permissions = line.split()[:2]
+        first, last = (int(end, 16) for end in span.split("-"))
+        if first <= address < last:
+            assert permissions == "rw-p"
+            return
+    pytest.fail("the buffer is not mapped")
