@@ -72,7 +72,8 @@ def test_what_cannot_be_packed_is_refused(library: Library) -> None:
 
 def test_large_buffers_are_private_memory_which_may_have_huge_pages() -> None:
     """Shared mappings, Python's default, get none unless the system was set up for it."""
-    address = weight_buffer(8 << 20).data_ptr()
+    buffer = weight_buffer(8 << 20)
+    address = buffer.data_ptr()
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, permissions = line.split()[:2]
         first, last = (int(end, 16) for end in span.split("-"))
