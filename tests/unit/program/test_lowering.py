@@ -26,7 +26,7 @@ from tests.unit.program.programs import (
 from transfuse.kernels.cpu.library import Library
 from transfuse.kernels.fused_ops import ACTIVATIONS
 from transfuse.program.graph import TorchOp
-from transfuse.program.lowering import _RULES
+from transfuse.program.rules import RULES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 aten = torch.ops.aten
@@ -257,7 +257,7 @@ CASES: dict[str, list[Forward]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == _RULES.keys()
+    assert CASES.keys() == RULES.keys()
 
 
 PARAMETERS = [
