@@ -176,5 +176,8 @@ TF_EXPORT int32_t transfuse_program_run(void* handle, int64_t first, int64_t las
   return team_state.error.load();
 }
 
+// How often a thread has waited so long that another must have lost its core, since the library was loaded.
+TF_EXPORT int64_t transfuse_long_waits() { return team_state.long_waits.load(std::memory_order_relaxed); }
+
 // Sizes that the caller's descriptors must agree with.
 TF_EXPORT int64_t transfuse_descriptor_bytes() { return sizeof(OpDesc); }

@@ -1,5 +1,6 @@
 #include "team.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <new>
 
@@ -17,6 +18,8 @@ namespace {
 
 // About 20 microseconds: longer than a barrier takes on a quiet machine, much shorter than a time slice.
 constexpr int kSpins = 1000;
+// Longer than a sleeping thread takes to come to a region, shorter than a time slice.
+constexpr std::chrono::microseconds kLongWait(500);
 
 #if defined(__linux__)
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
@@ -52,7 +55,9 @@ void Team::barrier() {
     pause();
   }
   state_.num_asleep.fetch_add(1, std::memory_order_seq_cst);
+  const auto start = std::chrono::steady_clock::now();
   while (state_.generation.load(std::memory_order_seq_cst) == generation) sleep_while(state_.generation, generation);
+  if (std::chrono::steady_clock::now() - start > kLongWait) state_.long_waits.fetch_add(1, std::memory_order_relaxed);
   state_.num_asleep.fetch_sub(1, std::memory_order_relaxed);
 }
 

@@ -20,6 +20,8 @@ struct TeamState {
   alignas(64) std::atomic<uint32_t> generation{0};
   std::atomic<int32_t> num_asleep{0};
   std::atomic<int32_t> error{0};
+  // Waits so long that a thread must have lost its core to another process.
+  std::atomic<int64_t> long_waits{0};
 };
 
 // One thread's part in a region.

@@ -17,6 +17,7 @@ from transfuse.program.graph import Graph, TorchOp, View
 from transfuse.program.native import NativeOp
 from transfuse.program.packed_weights import PackedWeights
 from transfuse.program.sizes import Size, StepSize
+from transfuse.program.threads import ThreadCount
 
 # Is told, after each run of native ops, which they were, when each began and the last ended (i64, nanoseconds of the
 # monotonic clock), the size of the step and its inputs.
@@ -72,6 +73,8 @@ class Executable:
         self._offsets: dict[int, int] = {}
         self._planned: StepSize | None = None
         self._last: tuple[StepSize, torch.Tensor] | None = None
+        self._library = library
+        self._threads = ThreadCount()
         self.observer: OpObserver | None = None
 
     def restore(self) -> None:
@@ -110,7 +113,8 @@ class Executable:
         """
         self._fit(step)
         symbols = np.array(step.values, np.int64)
-        num_threads = torch.get_num_threads()
+        num_threads = self._threads.choose(torch.get_num_threads())
+        waits = self._library.num_long_waits
         for name, number in self._input_numbers.items():
             self._held[number] = inputs[name]
             self._addresses[number] = inputs[name].untyped_storage().data_ptr()
@@ -124,6 +128,7 @@ class Executable:
                     self.observer(self.native_ops[item.first : item.last], times, step, inputs)
             else:
                 self._run_torch(item, step)
+        self._threads.observe(self._library.num_long_waits - waits)
         return self._output(step)
 
     def _output(self, step: StepSize) -> torch.Tensor:
