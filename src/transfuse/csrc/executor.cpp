@@ -1,6 +1,4 @@
 // Replays a program: fills in the sizes of this step, then runs its ops one after the other in one parallel region.
-#include <time.h>
-
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -91,11 +89,10 @@ void resolve(Program& program, const int64_t* symbols, char* const* buffers) {
   }
 }
 
-int64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
+int64_t now_ns() { return clock_ns(CLOCK_MONOTONIC); }
+
+// A thread that neither computed nor slept for this long did not have its core. Shorter than a time slice.
+constexpr int64_t kLostNs = 500 * 1000;
 
 std::mutex region_mutex;
 TeamState team_state;
@@ -114,6 +111,7 @@ struct Region {
 void run_region(void* data) {
   const Region& region = *static_cast<const Region*>(data);
   Team team(team_state, omp_get_thread_num(), omp_get_num_threads());
+  const int64_t start = now_ns(), start_computed = clock_ns(CLOCK_THREAD_CPUTIME_ID);
   for (int64_t i = region.first; i < region.last; i++) {
     if (region.times != nullptr && team.thread == 0) region.times[i - region.first] = now_ns();
     const Op& op = region.program.ops[i];
@@ -123,6 +121,8 @@ void run_region(void* data) {
       if (region.progress != nullptr) *region.progress = *region.progress + 1;
     }
   }
+  const int64_t computed = clock_ns(CLOCK_THREAD_CPUTIME_ID) - start_computed;
+  if (now_ns() - start - computed - team.asleep_ns() > kLostNs) team_state.lost_cores.fetch_add(1);
 }
 
 }  // namespace
@@ -176,8 +176,8 @@ TF_EXPORT int32_t transfuse_program_run(void* handle, int64_t first, int64_t las
   return team_state.error.load();
 }
 
-// How often a thread has waited so long that another must have lost its core, since the library was loaded.
-TF_EXPORT int64_t transfuse_long_waits() { return team_state.long_waits.load(std::memory_order_relaxed); }
+// How often a thread has lost its core to another process for long, since the library was loaded.
+TF_EXPORT int64_t transfuse_lost_cores() { return team_state.lost_cores.load(); }
 
 // Sizes that the caller's descriptors must agree with.
 TF_EXPORT int64_t transfuse_descriptor_bytes() { return sizeof(OpDesc); }

@@ -1,6 +1,5 @@
 #include "team.h"
 
-#include <chrono>
 #include <cstdlib>
 #include <new>
 
@@ -18,8 +17,6 @@ namespace {
 
 // About 20 microseconds: longer than a barrier takes on a quiet machine, much shorter than a time slice.
 constexpr int kSpins = 1000;
-// Longer than a sleeping thread takes to come to a region, shorter than a time slice.
-constexpr std::chrono::microseconds kLongWait(500);
 
 #if defined(__linux__)
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
@@ -55,9 +52,9 @@ void Team::barrier() {
     pause();
   }
   state_.num_asleep.fetch_add(1, std::memory_order_seq_cst);
-  const auto start = std::chrono::steady_clock::now();
+  const int64_t start = clock_ns(CLOCK_MONOTONIC);
   while (state_.generation.load(std::memory_order_seq_cst) == generation) sleep_while(state_.generation, generation);
-  if (std::chrono::steady_clock::now() - start > kLongWait) state_.long_waits.fetch_add(1, std::memory_order_relaxed);
+  asleep_ns_ += clock_ns(CLOCK_MONOTONIC) - start;
   state_.num_asleep.fetch_sub(1, std::memory_order_relaxed);
 }
 

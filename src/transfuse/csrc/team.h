@@ -1,6 +1,8 @@
 // The threads of one parallel region: how they share work and wait for one another.
 #pragma once
 
+#include <time.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +10,13 @@
 namespace transfuse {
 
 constexpr int kMaxThreads = 256;
+
+// Of this clock of the system (CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID).
+inline int64_t clock_ns(clockid_t clock) {
+  timespec t;
+  clock_gettime(clock, &t);
+  return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
 
 // What the threads of a region have in common. One region runs at a time.
 struct TeamState {
@@ -20,8 +29,8 @@ struct TeamState {
   alignas(64) std::atomic<uint32_t> generation{0};
   std::atomic<int32_t> num_asleep{0};
   std::atomic<int32_t> error{0};
-  // Waits so long that a thread must have lost its core to another process.
-  std::atomic<int64_t> long_waits{0};
+  // How often a thread has lost its core to another process for long, in a region.
+  std::atomic<int64_t> lost_cores{0};
 };
 
 // One thread's part in a region.
@@ -60,12 +69,16 @@ class Team {
   // Memory of this thread alone, 64-byte aligned, kept until the process ends; each call may move it.
   char* scratch(size_t bytes);
 
+  // Nanoseconds that this thread has slept in barriers.
+  int64_t asleep_ns() const { return asleep_ns_; }
+
   // Remembers that an op met what it cannot compute; the program's run returns the code.
   void fail(int32_t code) { state_.error.store(code, std::memory_order_relaxed); }
 
  private:
   TeamState& state_;
   int64_t phase_ = 0;
+  int64_t asleep_ns_ = 0;
 };
 
 }  // namespace transfuse

@@ -89,11 +89,6 @@ class FusedRunner(PlainRunner):
         """See `ModelRunner.kernels`."""
         return str(load_kernels()) if self._program is not None else f"torch ({self._no_program})"
 
-    @property
-    def has_program(self) -> bool:
-        """Whether the forward runs as a program."""
-        return self._program is not None
-
     def allocate(self, num_blocks: int, block_size: int) -> int:
         """See `ModelRunner.allocate`; then the forward is made a program, where it can be one."""
         num_bytes = super().allocate(num_blocks, block_size)

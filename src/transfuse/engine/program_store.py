@@ -163,7 +163,7 @@ class ProgramStore:
     def keep(self, ready: ReadyModel, runner: FusedRunner, loaded: LoadedModel) -> None:
         """Write the program that was made, whole or not at all; where that cannot be, the next start makes it again."""
         runner.observe = None
-        if self._program is None or ready.plan is None or not runner.has_program:
+        if self._program is None or ready.plan is None or runner.executable is None:
             return
         stored = StoredModel(
             key=self._key,

@@ -114,7 +114,7 @@ class Executable:
         self._fit(step)
         symbols = np.array(step.values, np.int64)
         num_threads = self._threads.choose(torch.get_num_threads())
-        waits = self._library.num_long_waits
+        lost = self._library.num_lost_cores
         for name, number in self._input_numbers.items():
             self._held[number] = inputs[name]
             self._addresses[number] = inputs[name].untyped_storage().data_ptr()
@@ -128,7 +128,7 @@ class Executable:
                     self.observer(self.native_ops[item.first : item.last], times, step, inputs)
             else:
                 self._run_torch(item, step)
-        self._threads.observe(self._library.num_long_waits - waits)
+        self._threads.observe(self._library.num_lost_cores - lost)
         return self._output(step)
 
     def _output(self, step: StepSize) -> torch.Tensor:

@@ -21,11 +21,11 @@ class ThreadCount:
         """For the next run, of at most this many."""
         return max(most - 1, 1) if self._pause else most
 
-    def observe(self, num_long_waits: int) -> None:
-        """Take in how often threads waited for one that had lost its core, in the run that `choose` was asked for."""
+    def observe(self, num_lost_cores: int) -> None:
+        """Take in how many threads lost their core for long, in the run that `choose` was asked for."""
         if self._pause:
             self._pause -= 1
-        elif num_long_waits:
+        elif num_lost_cores:
             self._pause = self._next_pause
             self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
         else:

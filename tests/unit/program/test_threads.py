@@ -5,10 +5,10 @@ from itertools import pairwise
 from transfuse.program.threads import ThreadCount
 
 
-def counts(waits: list[int], most: int = 4) -> list[int]:
-    """Threads of each run, of which the i-th meets `waits[i]` long waits if it has all of them."""
+def counts(lost: list[int], most: int = 4) -> list[int]:
+    """Threads of each run, of which in the i-th `lost[i]` threads lose their cores if it has all of them."""
     threads, found = ThreadCount(), []
-    for number in waits:
+    for number in lost:
         found.append(threads.choose(most))
         threads.observe(number if found[-1] == most else 0)
     return found

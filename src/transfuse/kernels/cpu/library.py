@@ -61,7 +61,7 @@ class Library:
         pointer, i64, i32, text = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_char_p
         self._kernel = self.function("kernel", i32, text)
         self._executions = self.function("executions", i64, i32)
-        self._long_waits = self.function("long_waits", i64)
+        self._lost_cores = self.function("lost_cores", i64)
         self._program_create = self.function("program_create", pointer, pointer, i64, pointer, i64, i64)
         self._program_destroy = self.function("program_destroy", None, pointer)
         self._program_run = self.function(
@@ -93,9 +93,9 @@ class Library:
         return int(self._executions(kind))
 
     @property
-    def num_long_waits(self) -> int:
-        """How often threads have waited so long that another must have lost its core, since the library was loaded."""
-        return int(self._long_waits())
+    def num_lost_cores(self) -> int:
+        """How often a thread has lost its core to another process for long, since the library was loaded."""
+        return int(self._lost_cores())
 
 
 class NativeProgram:
