@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -76,15 +75,13 @@ class StoredRunner(ModelRunner):
         """See `ModelRunner.kernels`."""
         return self._library.target
 
-    @contextmanager
-    def by_modules(self) -> Iterator[None]:
+    def by_modules(self) -> NoReturn:
         """There are none.
 
         Raises:
             EngineError: always.
         """
         raise EngineError(_NO_MODULES)
-        yield
 
     def show_progress(self, counter: ProgressCounter) -> None:
         """See `ModelRunner.show_progress`; it is bumped after each op."""

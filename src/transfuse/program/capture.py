@@ -72,11 +72,7 @@ def capture(
         CaptureError: the forward is not a straight line of operations, no kernel computes its products, or the program
             gives something else.
     """
-    recordings = []
-    for sample in recorded:
-        reset()
-        recordings.append(record(sample.forward, sample.inputs))
-    graph = merge(recordings, [sample.step for sample in recorded])
+    graph, expected = _recorded(recorded, reset)
     ops, left = lower(graph)
     ops = widen_residuals(fuse(ops, graph), graph)
     # Of those, what still runs: others gave something that nobody reads.
@@ -87,7 +83,6 @@ def capture(
     log.info("a program of %d ops; left to torch: %s", len(ops), left or "none")
     with torch.no_grad():
         # All of them before weights are released.
-        expected = [recording.result for recording in recordings]
         for sample in compared:
             reset()
             expected.append(sample.forward())
@@ -110,6 +105,16 @@ def capture(
             executable.restore()
             raise
     return executable
+
+
+def _recorded(samples: Sequence[Sample], reset: Callable[[], None]) -> tuple[Graph, list[torch.Tensor]]:
+    """The graph of a forward, and what it gave on each sample; what was computed on the way is let go of."""
+    recordings = []
+    for sample in samples:
+        reset()
+        recordings.append(record(sample.forward, sample.inputs))
+    graph = merge(recordings, [sample.step for sample in samples])
+    return graph, [recording.result for recording in recordings]
 
 
 def _compare(expected: torch.Tensor, found: torch.Tensor, step: StepSize, dtype: torch.dtype) -> None:

@@ -53,7 +53,7 @@ def errors(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     original = _original(model, requests)
     runner = FusedRunner(model, analyse_model(model))
     found = logits_of(runner, requests, num_blocks=256 * len(runner.groups))
-    assert runner.has_program, runner.kernels
+    assert runner.executable is not None, runner.kernels
     runner.close()
     program = torch.cat([found[key] for key in requests]).double()
     return (program - oracle).abs().mean(-1), (original - oracle).abs().mean(-1)
