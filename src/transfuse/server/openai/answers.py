@@ -15,11 +15,11 @@ from openai.types.completion_usage import PromptTokensDetails
 from starlette.responses import Response
 
 from transfuse.outputs import RequestOutput
+from transfuse.server.deltas import Cursor
 from transfuse.server.errors import logged_problem_of, request_id_of
-from transfuse.server.openai.deltas import Cursor
+from transfuse.server.generation import Generation
 from transfuse.server.openai.fields import GenerationFields
-from transfuse.server.openai.generation import Generation
-from transfuse.server.openai.streams import EventStream, unless_gone
+from transfuse.server.streams import EventStream, unless_gone
 
 _DONE = "data: [DONE]\n\n"
 # Larger answers are written in a thread, so that no stream waits for them: this many take some ten milliseconds.

@@ -10,9 +10,9 @@ from openai.types.chat import chat_completion as whole_types
 from openai.types.chat import chat_completion_chunk as chunk_types
 
 from transfuse.outputs import RequestOutput
+from transfuse.server.deltas import Delta, whole
+from transfuse.server.generation import Generation, ReadPrompt, Service
 from transfuse.server.openai.answers import Answer
-from transfuse.server.openai.deltas import Delta, whole
-from transfuse.server.openai.generation import Generation, ReadPrompt, Service
 from transfuse.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from transfuse.server.openai.messages import as_template_data
 from transfuse.server.openai.requests import ChatRequest

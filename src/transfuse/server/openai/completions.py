@@ -9,9 +9,9 @@ from openai.types import Completion, CompletionChoice
 from openai.types.completion_choice import Logprobs
 
 from transfuse.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
+from transfuse.server.deltas import Delta, whole
+from transfuse.server.generation import Generation, ReadPrompt, Service
 from transfuse.server.openai.answers import Answer
-from transfuse.server.openai.deltas import Delta, whole
-from transfuse.server.openai.generation import Generation, ReadPrompt, Service
 from transfuse.server.openai.logprobs import completion_logprobs, prompt_logprobs
 from transfuse.server.openai.requests import CompletionRequest, TextOrIds
 

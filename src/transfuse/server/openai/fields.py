@@ -1,12 +1,11 @@
-"""Fields that requests share, and the rules for all: strict types, no unknown names, nothing ignored in silence."""
+"""Fields that the generating routes share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field
 
 from transfuse.sampling_params import (
     MAX_BAD_WORDS,
@@ -14,42 +13,16 @@ from transfuse.sampling_params import (
     MAX_N,
     MAX_SEED,
     MAX_STOP_STRINGS,
-    MAX_STRING_LENGTH,
     SamplingParams,
 )
+from transfuse.server.bodies import MAX_ID, ApiModel, ShortText, refused
 from transfuse.server.errors import FieldError
 
-_MAX_FIELDS = 128
-_MAX_ID = 2**31 - 1
 _MAX_IDS = 1024
 _MAX_DIGITS = 10
 
-TokenId = Annotated[int, Field(ge=0, le=_MAX_ID)]
-ShortText = Annotated[str, Field(min_length=1, max_length=MAX_STRING_LENGTH)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_ID)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-
-
-def refused(reason: str) -> BeforeValidator:
-    """For a field of the API that is not served: only null is taken, anything else answered with `reason`."""
-
-    def refuse(value: object) -> None:
-        if value is not None:
-            raise PydanticCustomError("refused", "{reason}", {"reason": reason, "code": "unsupported_parameter"})
-
-    return BeforeValidator(refuse)
-
-
-class ApiModel(BaseModel):
-    """An object of a request: a number in quotes is no number, and an unknown name is an error."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bound_fields(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > _MAX_FIELDS:
-            raise ValueError(f"an object has {len(value)} fields; at most {_MAX_FIELDS} are read")
-        return value
 
 
 def _listed(value: object) -> object:
@@ -95,7 +68,7 @@ class GenerationFields(ApiModel):
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1e30)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_MAX_ID)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_ID)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=1e30)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -108,7 +81,7 @@ class GenerationFields(ApiModel):
         | None
     ) = None
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=_MAX_ID)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_ID)] | None = None
     stop: (
         Annotated[
             list[ShortText],
@@ -126,7 +99,7 @@ class GenerationFields(ApiModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    priority: Annotated[int, Field(ge=-_MAX_ID, le=_MAX_ID)] | None = None
+    priority: Annotated[int, Field(ge=-MAX_ID, le=MAX_ID)] | None = None
     cache_salt: ShortText | None = None
     add_special_tokens: bool | None = None
     user: str | None = None

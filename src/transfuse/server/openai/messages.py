@@ -7,13 +7,10 @@ from typing import Annotated, Any, Literal
 import pydantic_core
 from pydantic import ConfigDict, Field, PlainValidator, model_validator
 
+from transfuse.server.bodies import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ApiModel
 from transfuse.server.errors import FieldError
-from transfuse.server.openai.fields import ApiModel
 from transfuse.server.settings import ServerSettings
 
-MAX_MESSAGES = 2048
-MAX_TOOLS = 128
-_MAX_PARTS = 2048
 _MAX_KWARGS = 64
 _MAX_KWARGS_BYTES = 16 * 1024
 _MAX_KWARGS_DEPTH = 8
@@ -34,8 +31,8 @@ def _read_content(value: Any) -> str | None:
     """Parts are joined by a line break, as in vLLM."""
     if value is None or isinstance(value, str):
         return value
-    if not isinstance(value, list) or not 0 < len(value) <= _MAX_PARTS:
-        raise ValueError(f"expected text, or a list of 1 to {_MAX_PARTS} text parts")
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_PARTS:
+        raise ValueError(f"expected text, or a list of 1 to {MAX_PARTS} text parts")
     return "\n".join(_read_part(index, part) for index, part in enumerate(value))
 
 

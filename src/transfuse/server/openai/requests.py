@@ -9,14 +9,13 @@ from pydantic import BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from transfuse.sampling_params import SamplingParams
+from transfuse.server.bodies import MAX_ID, ApiModel, NumTokens, refused
 from transfuse.server.errors import FieldError
-from transfuse.server.openai.fields import ApiModel, GenerationFields, NumLogprobs, TokenId, refused
+from transfuse.server.openai.fields import GenerationFields, NumLogprobs, TokenId
 from transfuse.server.openai.messages import LayoutFields, Messages
 
 MAX_PROMPTS = 256
 MAX_CONTINUATIONS = 1024
-_MAX_ID = 2**31 - 1
-_NumTokens = Annotated[int, Field(ge=1, le=_MAX_ID)]
 _NO_TOOL_CALLS = 'tool calls are not served; leave tools out, or set tool_choice to "none"'
 _NO_SEARCH = "this server does not search the web"
 
@@ -38,7 +37,7 @@ def _read_prompts(value: Any) -> list[TextOrIds]:
 
 def _is_ids(value: Any) -> bool:
     return (
-        isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token <= _MAX_ID for token in value)
+        isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token <= MAX_ID for token in value)
     )
 
 
@@ -55,7 +54,7 @@ class CompletionRequest(GenerationFields):
         list[TextOrIds],
         PlainValidator(_read_prompts, json_schema_input_type=str | list[TokenId] | list[str] | list[list[TokenId]]),
     ]
-    max_tokens: Annotated[int, Field(ge=0, le=_MAX_ID)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_ID)] | None = None
     logprobs: NumLogprobs | None = None
     echo: bool | None = None
     suffix: Annotated[None, refused("text is only continued, not filled in; put all of it into the prompt")] = None
@@ -114,8 +113,8 @@ class ChatRequest(GenerationFields, LayoutFields):
     """
 
     messages: Messages
-    max_completion_tokens: _NumTokens | None = None
-    max_tokens: _NumTokens | None = None
+    max_completion_tokens: NumTokens | None = None
+    max_tokens: NumTokens | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     response_format: Annotated[ResponseFormat | None, BeforeValidator(_read_response_format)] = None

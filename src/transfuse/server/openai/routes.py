@@ -14,13 +14,13 @@ from starlette.responses import Response
 
 from transfuse.async_llm import AsyncLLM
 from transfuse.server.errors import ErrorBody, request_id_of
+from transfuse.server.generation import Generation, Service
 from transfuse.server.openai.chat import ChatAnswer, read_conversation
 from transfuse.server.openai.completions import CompletionAnswer, read_prompts
-from transfuse.server.openai.generation import Generation, Service
 from transfuse.server.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from transfuse.server.openai.strict_json import StrictRoute
 from transfuse.server.openai.tokens import DetokenizeResponse, TokenizeResponse, detokenize, tokenize
 from transfuse.server.settings import ServerSettings
+from transfuse.server.strict_json import StrictRoute
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"model": ErrorBody, "description": "What was wrong, where, the limit, and what to do."}

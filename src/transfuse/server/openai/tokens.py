@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from transfuse.errors import PromptError
 from transfuse.server.errors import FieldError
-from transfuse.server.openai.generation import Service
+from transfuse.server.generation import Service
 from transfuse.server.openai.messages import as_template_data
 from transfuse.server.openai.requests import DetokenizeRequest, TokenizeRequest
 

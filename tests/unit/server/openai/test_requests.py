@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from transfuse.errors import RequestError
-from transfuse.server.openai.messages import MAX_MESSAGES
+from transfuse.server.bodies import MAX_MESSAGES
 from transfuse.server.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest
 
 USER = {"role": "user", "content": "hi"}

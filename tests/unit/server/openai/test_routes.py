@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI
 from tests.unit.server.openai.conftest import Api
 from tests.unit.server.openai.fake_llm import TOKENIZER
 from transfuse.server.errors import install_error_handlers
-from transfuse.server.openai.strict_json import StrictRoute
+from transfuse.server.strict_json import StrictRoute
 
 
 def test_models_are_listed_with_how_they_are_run(api: Api) -> None:

@@ -17,8 +17,8 @@ from transfuse.server.admission import Admission
 from transfuse.server.auth import salt_for_tenant
 from transfuse.server.errors import FieldError, UnknownModelError, request_id_of
 from transfuse.server.observe import observed
-from transfuse.server.openai.streams import merge
 from transfuse.server.settings import ServerSettings
+from transfuse.server.streams import merge
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from transfuse.front.front import Front
 from transfuse.messages import ModelLimits
 from transfuse.outputs import CompletionOutput, RequestOutput
 from transfuse.sampling_params import SamplingParams
-from transfuse.server.openai.deltas import Cursor, Delta, whole
+from transfuse.server.deltas import Cursor, Delta, whole
 
 TEXTS = ["hello", "wörld", "日本", "🙂", " he", "ll", "o\n", "é"]
 PIECES = [TOKENIZER.encode(text, add_special_tokens=False) for text in TEXTS]

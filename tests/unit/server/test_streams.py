@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from transfuse.server.openai.streams import merge, unless_gone
+from transfuse.server.streams import merge, unless_gone
 
 
 async def count(to: int, closed: list[int] | None = None) -> AsyncGenerator[int, None]:
