@@ -21,12 +21,14 @@ from transfuse.errors import (
     RemoteCodeError,
     RequestError,
     SamplingParamsError,
+    StructuredOutputsError,
     TransfuseError,
     UnsupportedModelError,
     WeightsError,
 )
 from transfuse.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from transfuse.sampling_params import SamplingParams
+from transfuse.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from transfuse.async_llm import AsyncLLM
@@ -58,6 +60,8 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SamplingParamsError",
+    "StructuredOutputsError",
+    "StructuredOutputsParams",
     "TransfuseError",
     "UnsupportedModelError",
     "WeightsError",

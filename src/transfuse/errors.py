@@ -4,6 +4,7 @@
     ├── ConfigError                 a setting is wrong, or two contradict each other
     ├── RequestError                the request's own fault; the engine and other requests go on
     │   ├── SamplingParamsError     a sampling field is out of its range
+    │   ├── StructuredOutputsError  a schema, expression or grammar is none, is not supported, or exceeds a limit
     │   ├── PromptError             the prompt is empty, of the wrong kind, or holds ids outside the vocabulary
     │   └── CapacityError           the request can never fit, however long it waits
     ├── ModelError
@@ -53,6 +54,10 @@ class SamplingParamsError(RequestError):
         super().__init__(f"SamplingParams.{field} is {value!r}; expected {expected}.")
         self.field = field
         self.value = value
+
+
+class StructuredOutputsError(RequestError):
+    """What the answer must be cannot be had: no schema, expression or grammar, not supported, or beyond a limit."""
 
 
 class PromptError(RequestError):

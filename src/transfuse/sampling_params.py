@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from transfuse.errors import SamplingParamsError
+from transfuse.structured_outputs import StructuredOutputsParams
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -21,8 +22,8 @@ MAX_SEED = 2**63 - 1
 class SamplingParams:
     """How to continue a prompt. Names, defaults and meanings follow vLLM's offline API.
 
-    Fields act in this order: `logit_bias`, `bad_words` and `min_tokens` on the raw logits, then the penalties,
-    `temperature`, `min_p`, `top_k`, `top_p`.
+    Fields act in this order: `logit_bias`, `bad_words`, `min_tokens` and `structured_outputs` on the raw logits, then
+    the penalties, `temperature`, `min_p`, `top_k`, `top_p`.
 
     Attributes:
         n: number of independent continuations, 1..128.
@@ -49,6 +50,8 @@ class SamplingParams:
         bad_words: texts that may not be generated.
         detokenize: whether outputs carry text; needed for `stop`.
         skip_special_tokens: leave special tokens out of the text.
+        structured_outputs: what the answer must be, such as JSON of a schema. It may still be cut off by `max_tokens`
+            or a stop string, and has no end before `min_tokens`.
 
     Raises:
         SamplingParamsError: a value is of the wrong type or out of range.
@@ -75,6 +78,7 @@ class SamplingParams:
     bad_words: Sequence[str] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _check_int("n", self.n, 1, MAX_N)
@@ -96,6 +100,10 @@ class SamplingParams:
                 raise SamplingParamsError(field, _short(value), "True or False")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise SamplingParamsError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise SamplingParamsError(
+                "structured_outputs", _short(self.structured_outputs), "a StructuredOutputsParams or None"
+            )
         self._normalise_lists()
 
     def _normalise_lists(self) -> None:

@@ -41,6 +41,7 @@ from transfuse.messages import (
 )
 from transfuse.outputs import Logprob
 from transfuse.sampling_params import SamplingParams
+from transfuse.structured_outputs import StructuredOutputsParams
 
 PARAMS = SamplingParams(
     n=3,
@@ -53,6 +54,7 @@ PARAMS = SamplingParams(
     bad_words=["x"],
     logprobs=20,
     prompt_logprobs=0,
+    structured_outputs=StructuredOutputsParams(choice=["a", "b"]),
 )
 FULL_REQUEST = NewRequest(
     request_id="chatcmpl-1#2",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transfuse.engine.engine import Engine, TokenOutput
 from transfuse.engine.request import Request
-from transfuse.errors import PromptError, RequestError
+from transfuse.errors import PromptError, RequestError, StructuredOutputsError
 from transfuse.messages import CoreStats, ModelLimits, NewRequest, RequestUpdate, StepReport
 from transfuse.sampling_params import MAX_SEED
 
@@ -69,6 +69,8 @@ class EngineCore:
             raise RequestError(f"seed is {new.seed}; expected an integer from 0 to {MAX_SEED}.")
         if not all(new.bad_words_token_ids):
             raise RequestError("A bad word has no tokens; leave it out.")
+        if new.params.structured_outputs is not None:
+            raise StructuredOutputsError("Structured outputs are not served yet; parse the text instead.")
         used = [*(new.params.stop_token_ids or ()), *(new.params.logit_bias or ())]
         used += (token for word in new.bad_words_token_ids for token in word)
         if not all(0 <= token < size for token in used):
