@@ -80,6 +80,10 @@ class StopStringMatcher:
         """Length of the longest end of the text that is a proper beginning of a stop string."""
         return self._held[self._state]
 
+    def restart(self) -> None:
+        """Forget what was read."""
+        self._state = 0
+
     def read(self, text: str) -> StopMatch | None:
         """Reads on, up to the end of the first stop string; what follows it is not read.
 

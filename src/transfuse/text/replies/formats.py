@@ -1,0 +1,193 @@
+"""Chooses how a model's replies are read: by the markers in its chat template, or by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Protocol
+
+from transfuse.errors import ConfigError
+from transfuse.text.replies import families
+from transfuse.text.replies.harmony import HarmonyFormat
+from transfuse.text.replies.marked import MarkedParser
+from transfuse.text.replies.parser import ReplyParser
+from transfuse.text.replies.syntax import CallSyntax
+from transfuse.text.replies.thinking import ThinkingSplitter, ThinkingSyntax
+from transfuse.text.replies.tools import Tools
+
+
+class ReplyFormat(Protocol):
+    """How a model's replies are read."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that the reader must see even where they are special tokens."""
+        ...
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether it knows how calls are written."""
+        ...
+
+    @property
+    def reads_reasoning(self) -> bool:
+        """Whether it knows how reasoning is set off."""
+        ...
+
+    def parser(self, prompt: str, tools: Tools, special: Collection[str] = ()) -> ReplyParser:
+        """Reads one reply.
+
+        Args:
+            prompt: the conversation as text, which may end within the reply: templates open its reasoning.
+            tools: what may be called; without any, no calls are looked for.
+            special: those of the markers that are special tokens, which users never see.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedFormat:
+    """Reasoning and calls are set off from text by markers.
+
+    Attributes:
+        calls: how calls are written; None where that is not known.
+        thinking: how reasoning is set off; None where it is not.
+    """
+
+    calls: CallSyntax | None = None
+    thinking: ThinkingSyntax | None = None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """See `ReplyFormat.markers`."""
+        return (self.calls.markers if self.calls else ()) + (self.thinking.markers if self.thinking else ())
+
+    @property
+    def reads_calls(self) -> bool:
+        """See `ReplyFormat.reads_calls`."""
+        return self.calls is not None
+
+    @property
+    def reads_reasoning(self) -> bool:
+        """See `ReplyFormat.reads_reasoning`."""
+        return self.thinking is not None
+
+    def parser(self, prompt: str, tools: Tools, special: Collection[str] = ()) -> ReplyParser:
+        """See `ReplyFormat.parser`."""
+        splitter = None
+        if self.thinking is not None:
+            splitter = ThinkingSplitter(self.thinking, is_open=self.thinking.is_open(prompt), hidden=special)
+        return MarkedParser(tools, self.calls if tools else None, splitter, special)
+
+
+_THINK = ThinkingSyntax("<think>", "</think>")
+_ALWAYS_THINK = ThinkingSyntax("<think>", "</think>", always=True)
+_MISTRAL_THINK = ThinkingSyntax("[THINK]", "[/THINK]")
+_SEED_THINK = ThinkingSyntax("<seed:think>", "</seed:think>")
+_COMMAND_THINK = ThinkingSyntax("<|START_THINKING|>", "<|END_THINKING|>")
+_HARMONY = HarmonyFormat()
+
+# What a template that lays such calls out holds; the first that is found counts.
+_CALLS_BY_MARKER: Final = (
+    ("<｜tool▁calls▁begin｜>", families.DEEPSEEK),
+    ("<|tool_calls_section_begin|>", families.KIMI),
+    ("[TOOL_CALLS]", families.MISTRAL),
+    ("<|python_start|>", families.LLAMA_PYTHON),
+    ("<|python_tag|>", families.LLAMA),
+    ("<|tool_call_start|>", families.LFM),
+    ("<|START_ACTION|>", families.COMMAND),
+    ("<minimax:tool_call>", families.MINIMAX),
+    ("<seed:tool_call>", families.SEED),
+    ("<|tool_call|>", families.GRANITE),
+    ("<tool_call>", families.TOOL_CALL_TAG),
+    ("<tool_calls>", families.JAMBA),
+    ("<function_calls>", families.OLMO),
+    ("tools", families.JSON),
+)
+_THINKING_BY_MARKER: Final = (
+    ("[THINK]", _MISTRAL_THINK),
+    ("<seed:think>", _SEED_THINK),
+    ("<|START_THINKING|>", _COMMAND_THINK),
+    ("</think>", _THINK),
+)
+
+# vLLM's names.
+TOOL_CALL_PARSERS: Final[dict[str, CallSyntax | HarmonyFormat]] = {
+    "hermes": families.TOOL_CALL_TAG,
+    "qwen3_coder": families.TOOL_CALL_TAG,
+    "qwen3_xml": families.TOOL_CALL_TAG,
+    "glm45": families.TOOL_CALL_TAG,
+    "llama3_json": families.LLAMA,
+    "llama4_json": families.LLAMA,
+    "llama4_pythonic": families.LLAMA_PYTHON,
+    "pythonic": families.LLAMA_PYTHON,
+    "lfm2": families.LFM,
+    "olmo3": families.OLMO,
+    "mistral": families.MISTRAL,
+    "deepseek_v3": families.DEEPSEEK,
+    "deepseek_v31": families.DEEPSEEK,
+    "kimi_k2": families.KIMI,
+    "granite": families.GRANITE,
+    "phi4_mini_json": families.GRANITE,
+    "jamba": families.JAMBA,
+    "cohere_command": families.COMMAND,
+    "minimax_m2": families.MINIMAX,
+    "seed_oss": families.SEED,
+    "json": families.JSON,
+    "openai": _HARMONY,
+}
+REASONING_PARSERS: Final[dict[str, ThinkingSyntax | HarmonyFormat]] = {
+    "qwen3": _THINK,
+    "glm45": _THINK,
+    "kimi_k2": _THINK,
+    "deepseek_r1": _ALWAYS_THINK,
+    "mistral": _MISTRAL_THINK,
+    "seed_oss": _SEED_THINK,
+    "cohere_command": _COMMAND_THINK,
+    "openai_gptoss": _HARMONY,
+}
+AUTO: Final = "auto"
+NONE: Final = "none"
+
+
+@lru_cache(maxsize=64)
+def choose_format(template: str | None, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO) -> ReplyFormat:
+    """How the replies to a chat template are read.
+
+    Args:
+        template: its source; None where there is none.
+        tool_call_parser: a name of `TOOL_CALL_PARSERS`, `none`, or `auto` for what the template shows.
+        reasoning_parser: a name of `REASONING_PARSERS`, `none`, or `auto`.
+
+    Raises:
+        ConfigError: there is no such name, or the two do not go together.
+    """
+    source = template or ""
+    _check_name("tool-call-parser", tool_call_parser, TOOL_CALL_PARSERS)
+    _check_name("reasoning-parser", reasoning_parser, REASONING_PARSERS)
+    calls = TOOL_CALL_PARSERS.get(tool_call_parser)
+    thinking = REASONING_PARSERS.get(reasoning_parser)
+    if calls is _HARMONY or thinking is _HARMONY:
+        others = {id(one) for one in (calls, thinking) if one is not None} - {id(_HARMONY)}
+        if others or NONE in (tool_call_parser, reasoning_parser):
+            raise ConfigError(
+                f"--tool-call-parser {tool_call_parser} and --reasoning-parser {reasoning_parser} do not go together: "
+                "Harmony is a format for all of a reply. Leave one of them out."
+            )
+        return _HARMONY
+    is_auto = tool_call_parser == reasoning_parser == AUTO
+    if is_auto and "<|channel|>" in source and "<|message|>" in source:
+        return _HARMONY
+    if tool_call_parser == AUTO:
+        calls = next((syntax for marker, syntax in _CALLS_BY_MARKER if marker in source), None)
+    if reasoning_parser == AUTO:
+        thinking = next((syntax for marker, syntax in _THINKING_BY_MARKER if marker in source), None)
+    assert not isinstance(calls, HarmonyFormat) and not isinstance(thinking, HarmonyFormat)
+    return MarkedFormat(calls, thinking)
+
+
+def _check_name(option: str, name: str, known: Collection[str]) -> None:
+    if name not in known and name not in (AUTO, NONE):
+        names = ", ".join(sorted([*known, AUTO, NONE]))
+        raise ConfigError(f"--{option} is {name!r}; expected one of {names}.")
