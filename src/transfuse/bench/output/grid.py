@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transfuse.bench.output.labels import cell, label, setting_text
-from transfuse.bench.report import Report, Row, Setting
+from transfuse.bench.report import Report, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ def turned(report: Report) -> Grid:
 
 
 def _by_point(rows: Sequence[Row]) -> Grid:
-    settings = list(dict.fromkeys(name for row in rows for name in row.settings))
+    settings = _varied(rows)
     measures = _told(rows)
     lines = [
         [
-            *(setting_text(row.settings[name]) if name in row.settings else "-" for name in settings),
+            *_point(row, settings),
             *(cell(name, row.measures) for name in measures),
         ]
         for row in rows
@@ -53,18 +53,28 @@ def _by_point(rows: Sequence[Row]) -> Grid:
 
 def _across(rows: Sequence[Row], across: str) -> Grid:
     heads = list(dict.fromkeys(row.settings[across] for row in rows))
-    groups: dict[tuple[Setting, ...], list[Row]] = {}
+    rest = [name for name in _varied(rows) if name != across]
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        rest = tuple(value for name, value in row.settings.items() if name != across)
-        groups.setdefault(rest, []).append(row)
+        groups.setdefault(tuple(_point(row, rest)), []).append(row)
     lines = []
-    for rest, group in groups.items():
+    for point, group in groups.items():
         by_head = {row.settings[across]: row.measures for row in group}
         for name in _told(group):
-            names = [*map(setting_text, rest), label(name)]
-            lines.append([*names, *(cell(name, by_head.get(head, {})) for head in heads)])
-    num_names = len(rows[0].settings) if rows else 1
-    return Grid([*[""] * num_names, *map(setting_text, heads)], lines, num_names)
+            lines.append([*point, label(name), *(cell(name, by_head.get(head, {})) for head in heads)])
+    # What all lines have needs no head; what only a sweep has does.
+    names = ["" if all(name in row.settings for row in rows) else label(name) for name in rest]
+    return Grid([*names, "", *map(setting_text, heads)], lines, len(rest) + 1)
+
+
+def _varied(rows: Sequence[Row]) -> list[str]:
+    """The settings that any row has, in an order in which those of each row come."""
+    longest_first = sorted(rows, key=lambda row: -len(row.settings))
+    return list(dict.fromkeys(name for row in longest_first for name in row.settings))
+
+
+def _point(row: Row, settings: Sequence[str]) -> list[str]:
+    return [setting_text(row.settings[name]) if name in row.settings else "-" for name in settings]
 
 
 def _told(rows: Sequence[Row]) -> list[str]:

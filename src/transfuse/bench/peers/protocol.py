@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from transfuse.bench.peers.workloads import Prompt, Source, metrics, workload
+from transfuse.bench.peers.workloads import Prompt, Source, find_workload, prompts_of
 from transfuse.bench.processes import busy_cpu_seconds, cpu_seconds, peak_memory_mb, process_tree
 
 MARK = "@@"
@@ -46,7 +46,7 @@ def serve(load: Callable[[], Generate]) -> None:
 
 def run(generate: Generate, name: str, repeat: int, ids: tuple[int, int]) -> dict[str, Any]:
     """One repeat of a workload: its figures, peak memory, and how busy other processes kept the processors."""
-    calls = workload(name, repeat, ids)
+    calls = prompts_of(name, repeat, ids)
     busy, own, start = busy_cpu_seconds(), cpu_seconds(process_tree()), time.perf_counter()
     seconds = []
     for call in calls:
@@ -58,7 +58,7 @@ def run(generate: Generate, name: str, repeat: int, ids: tuple[int, int]) -> dic
     elapsed = time.perf_counter() - start
     other = (busy_cpu_seconds() - busy) - (cpu_seconds(process_tree()) - own)
     rss = peak_memory_mb(process_tree())
-    return dict(w=name, rep=repeat, other_cpu=other / elapsed, **metrics(name, seconds), rss_mb=rss)
+    return dict(w=name, rep=repeat, other_cpu=other / elapsed, **find_workload(name).figures(seconds), rss_mb=rss)
 
 
 def _answer(fields: dict[str, Any]) -> None:

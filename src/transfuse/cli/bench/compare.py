@@ -44,7 +44,9 @@ def compare(
     peers_dir: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Where benchmarks/peers/setup.sh has installed engines.")
     ] = Path(_DEFAULT_PEERS),
-    workloads: Annotated[str, typer.Option(metavar="NAMES", help="Of W1 to W5; see below.")] = "W1,W2,W3,W4",
+    workloads: Annotated[
+        str, typer.Option(metavar="NAMES", help="Of W1 to W5, context:SIZE, batch:SIZE.")
+    ] = "W1,W2,W3,W4",
     repeats: Annotated[int, typer.Option(help="Times that each workload is run, in turns.", min=1)] = 5,
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32", "float16"],
@@ -72,11 +74,16 @@ def compare(
     in, 1 out. W4: 16 at once that share 1,024 tokens, 32 of their own, 32 out. W5: 16 at once, 128 in, 64 out. Greedy,
     ends of text ignored; the time of prompts counts, but for W1's decode.
 
+    Points of context:SIZE (one request with a prompt of so many tokens) or batch:SIZE (so many requests, 128 in) make a
+    sweep, and a line in a plot: ttft, decode tokens/s.
+
     For example:
 
       transfuse bench compare
 
       transfuse bench compare ./my-model --impl fused --peer vllm --peer llama.cpp:my-model.gguf --workloads W1,W2
+
+      transfuse bench compare --impl fused --peer vllm --workloads context:128,context:1024,context:4096 --plot c.html
 
       transfuse bench compare ./my-model --peer "mine=exec python runner.py ./my-model" --json out.json --plot out.html
     """

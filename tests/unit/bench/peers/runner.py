@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from transfuse.bench.peers.protocol import MARK
-from transfuse.bench.peers.workloads import metrics, workload
+from transfuse.bench.peers.workloads import find_workload, prompts_of
 
 
 def answer(fields: dict[str, Any]) -> None:
@@ -29,8 +29,9 @@ def main() -> None:
         if rest == ["die", name]:
             sys.exit("died")
         assert command["ids"] == [64, 512]
-        seconds = [(2 + repeat) * (index + 1) / float(speed) for index in range(len(workload(name, repeat)))]
-        answer({"w": name, "rep": repeat, "other_cpu": 0.1, "rss_mb": 200.0 + repeat, **metrics(name, seconds)})
+        seconds = [(2 + repeat) * (index + 1) / float(speed) for index in range(len(prompts_of(name, repeat)))]
+        figures = find_workload(name).figures(seconds)
+        answer({"w": name, "rep": repeat, "other_cpu": 0.1, "rss_mb": 200.0 + repeat, **figures})
 
 
 main()

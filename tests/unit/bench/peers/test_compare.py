@@ -11,6 +11,8 @@ import pytest
 
 from transfuse.bench import compare as compare_module
 from transfuse.bench.compare import INTERRUPTED, compare
+from transfuse.bench.output.charts import charts
+from transfuse.bench.output.grid import grid
 from transfuse.bench.peers import peer as peer_module
 from transfuse.bench.peers.interleaved import WARM_UP, PeerSpec, run_interleaved, started
 from transfuse.bench.report import Report
@@ -52,6 +54,26 @@ def test_engines_are_compared_with_the_first_at_the_same_time(tmp_path: Path) ->
     assert report.conditions["command of fast"] == spec("fast", 4).command
     assert report.notes == []
     assert (tmp_path / "logs" / "fast.log").read_text() == "a message\n"
+
+
+def test_a_sweep_is_a_line_over_its_points(tmp_path: Path) -> None:
+    workloads = ["W5", "context:64", "context:128"]
+    report, _ = run([spec("slow", 1), spec("fast", 4)], tmp_path, workloads=workloads, repeats=1)
+    points = [(row.settings["context"], row.settings["engine"]) for row in report.rows if "context" in row.settings]
+    assert points == [(64, "slow"), (64, "fast"), (128, "slow"), (128, "fast")]
+    lines = {chart.title: chart for chart in charts(report) if not chart.is_bars}
+    assert list(lines) == ["context: ttft ms", "context: decode tokens/s"]
+    chart = lines["context: decode tokens/s"]
+    assert list(chart.places) == ["64", "128"]
+    assert {name: [mark.value for mark in marks] for name, marks in chart.series.items()} == {
+        "engine slow": [32 / 2.0] * 2,
+        "engine fast": [32 / 0.5] * 2,
+    }
+    table = grid(report)
+    assert list(table.heads) == ["", "context", "", "slow", "fast"]
+    assert all(len(line) == len(table.heads) for line in table.lines)
+    assert list(table.lines[0][:3]) == ["W5", "-", "out tokens/s"]
+    assert list(table.lines[-1][:3]) == ["start", "-", "rss MiB"]
 
 
 def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from transfuse.bench.peers.protocol import MARK, run, runner_parser, serve
-from transfuse.bench.peers.workloads import Prompt, workload
+from transfuse.bench.peers.workloads import Prompt, prompts_of
 
 
 def test_a_runner_answers_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def test_a_runner_answers_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (first["w"], first["rep"]) == ("W1", 3)
     assert {"ttft_ms", "decode_tps", "other_cpu", "rss_mb"} <= first.keys()
     assert "secs" in second
-    assert [call.prompts for call in workload("W1", 3, (64, 512))] == asked[1:3]
+    assert [call.prompts for call in prompts_of("W1", 3, (64, 512))] == asked[1:3]
 
 
 def test_an_engine_that_stops_early_is_not_timed() -> None:
