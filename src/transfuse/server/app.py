@@ -1,4 +1,4 @@
-"""Puts the HTTP application together: probes, metrics and the OpenAI routes, behind limits, keys and the log."""
+"""Puts the HTTP application together: probes, metrics and the routes of both APIs, behind limits, keys and the log."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from fastapi.responses import JSONResponse
 
 from transfuse import __version__
 from transfuse.async_llm import AsyncLLM
+from transfuse.server import anthropic, openai
 from transfuse.server.admission import Admission
 from transfuse.server.auth import ApiKeyMiddleware
 from transfuse.server.context import ContextMiddleware
 from transfuse.server.errors import install_error_handlers
+from transfuse.server.generation import Service
 from transfuse.server.lifecycle import Lifecycle, LifecycleMiddleware
 from transfuse.server.limits import LimitsMiddleware
 from transfuse.server.metrics import CONTENT_TYPE, Metrics
-from transfuse.server.openai import router
 from transfuse.server.settings import ServerSettings
 
 
@@ -35,7 +36,9 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     app.state.admission = Admission(settings.max_num_seqs, settings.max_queued_requests)
     install_error_handlers(app)
     _add_probes(app)
-    app.include_router(router(llm, settings))
+    service = Service(llm, settings)
+    app.include_router(openai.router(service))
+    app.include_router(anthropic.router(service))
     # The last one added is the outermost.
     app.add_middleware(LimitsMiddleware, settings=settings)
     app.add_middleware(LifecycleMiddleware, lifecycle=app.state.lifecycle)

@@ -11,6 +11,7 @@ from typing import Final
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from transfuse.server.error_shapes import speaks_anthropic
 from transfuse.server.lifecycle import PROBE_PATHS
 from transfuse.server.metrics import Metrics
 from transfuse.server.observe import RequestRecord
@@ -51,7 +52,10 @@ class ContextMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), (b"x-request-id", record.request_id.encode())]
+                request_id = record.request_id.encode()
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                if speaks_anthropic(scope):
+                    headers.append((b"request-id", request_id))
                 message = {**message, "headers": headers}
             await send(message)
 

@@ -1,4 +1,4 @@
-"""Turns whatever goes wrong into an HTTP status and the body that clients of the OpenAI API expect."""
+"""Turns whatever goes wrong into an HTTP status and the body that the client's API has for it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from transfuse.errors import (
     CapacityError,
@@ -27,6 +28,7 @@ from transfuse.errors import (
     SamplingParamsError,
     TransfuseError,
 )
+from transfuse.server.error_shapes import error_content
 
 log = logging.getLogger(__name__)
 
@@ -94,13 +96,13 @@ class Problem:
     detail: ErrorDetail
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def json(self) -> str:
-        """The body, in ASCII: what it quotes may be no valid Unicode."""
-        return json.dumps({"error": self.detail.model_dump()})
+    def json(self, scope: Scope) -> str:
+        """The body for the client of a request, in ASCII: what it quotes may be no valid Unicode."""
+        return json.dumps(error_content(scope, self.status, self.detail.model_dump()))
 
-    def response(self) -> Response:
-        """The answer."""
-        return Response(self.json(), self.status, dict(self.headers), media_type="application/json")
+    def response(self, scope: Scope) -> Response:
+        """The answer to it."""
+        return Response(self.json(scope), self.status, dict(self.headers), media_type="application/json")
 
 
 def invalid_request(message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> Problem:
@@ -159,12 +161,12 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 async def _answer_transfuse_error(request: Request, error: Exception) -> Response:
-    return logged_problem_of(error, request_id_of(request)).response()
+    return logged_problem_of(error, request_id_of(request)).response(request.scope)
 
 
 async def _answer_exception(request: Request, error: Exception) -> Response:
     # Starlette raises it again once this is sent, and the outermost middleware logs it.
-    return problem_of(error, request_id_of(request)).response()
+    return problem_of(error, request_id_of(request)).response(request.scope)
 
 
 async def _answer_nobody(_: Request, __: Exception) -> Response:
@@ -178,7 +180,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     if message == HTTPStatus(error.status_code).phrase:
         message = _say_status(request, error)
     problem = invalid_request(message, status=error.status_code)
-    return Problem(problem.status, problem.detail, error.headers or {}).response()
+    return Problem(problem.status, problem.detail, error.headers or {}).response(request.scope)
 
 
 def _say_status(request: Request, error: HTTPException) -> str:
@@ -190,14 +192,14 @@ def _say_status(request: Request, error: HTTPException) -> str:
     return f"{error.detail}."
 
 
-async def _answer_validation_error(_: Request, error: Exception) -> Response:
+async def _answer_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     errors = error.errors()
     message = " ".join(_say_validation_error(one) for one in errors[:_MAX_SHOWN_ERRORS])
     if (num_more := len(errors) - _MAX_SHOWN_ERRORS) > 0:
         message += f" And {num_more} more."
     code = errors[0]["ctx"].get("code") if "ctx" in errors[0] else None
-    return invalid_request(message, param=_path(errors[0]["loc"]), code=code).response()
+    return invalid_request(message, param=_path(errors[0]["loc"]), code=code).response(request.scope)
 
 
 def _say_validation_error(error: Mapping[str, Any]) -> str:

@@ -83,10 +83,13 @@ class Generation:
     prompts: list[ReadPrompt] = field(default_factory=list)
     outputs: dict[int, RequestOutput] = field(default_factory=dict)
 
-    async def changes(self) -> AsyncGenerator[int, None]:
+    async def changes(self, pause: float | None = None) -> AsyncGenerator[int | None, None]:
         """Start all prompts, and yield the index of each whose answer has grown.
 
         Closing it aborts what still runs.
+
+        Args:
+            pause: seconds after which None is yielded where no answer has grown; None: never.
 
         Raises:
             RequestError: a prompt can never be served.
@@ -99,8 +102,13 @@ class Generation:
             except RequestError as error:
                 raise FieldError("n", str(error)) from error
             self.prompts = await self.read_prompts()
-            async with aclosing(merge([self._answer(prompt) for prompt in self.prompts])) as changes:
-                async for index, output in changes:
+            answers = [self._answer(prompt) for prompt in self.prompts]
+            async with aclosing(merge(answers, pause)) as changes:
+                async for change in changes:
+                    if change is None:
+                        yield None
+                        continue
+                    index, output = change
                     self.outputs[index] = output
                     _raise_failure(output)
                     yield index

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sys
 from http import HTTPStatus
 from typing import Any, Final
@@ -11,8 +12,8 @@ from typing import Any, Final
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
+from transfuse.server.error_shapes import openai_error
 from transfuse.server.limits import MAX_HEADER_BYTES
-from transfuse.server.refusal import error_body
 
 _RETRY_AFTER: Final = (b"retry-after", b"1")
 _LINGER_SECONDS: Final = 1.0
@@ -114,7 +115,8 @@ class LimitedProtocol(H11Protocol):
 
     def _refuse(self, status: HTTPStatus, message: str, code: str, headers: Any = ()) -> None:
         kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-        body = error_body(message, kind, code)
+        # Which API the client speaks is not known yet.
+        body = json.dumps(openai_error(message, kind, None, code)).encode()
         head = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),

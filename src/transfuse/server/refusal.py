@@ -1,4 +1,4 @@
-"""Answers requests that never reach a route, in the shape of OpenAI's errors."""
+"""Answers requests that never reach a route."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
+from transfuse.server.error_shapes import error_content
+
 Header = tuple[bytes, bytes]
 
 CLOSE: Final[Header] = (b"connection", b"close")
@@ -16,11 +18,6 @@ CLOSE: Final[Header] = (b"connection", b"close")
 # it sends is taken in and dropped first, within these bounds.
 _MAX_DISCARDED_BYTES = 64 * 1024**2
 _MAX_DISCARD_SECONDS = 2.0
-
-
-def error_body(message: str, kind: str, code: str | None) -> bytes:
-    """The JSON of an error."""
-    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
 
 
 async def refuse(
@@ -47,7 +44,8 @@ async def refuse(
     if receive is not None:
         await _discard_body(scope, receive)
     kind = "invalid_request_error" if status < 500 else "server_error"
-    body = error_body(message, kind, code)
+    detail = {"message": message, "type": kind, "param": None, "code": code}
+    body = json.dumps(error_content(scope, status, detail)).encode()
     start: Message = {
         "type": "http.response.start",
         "status": status,

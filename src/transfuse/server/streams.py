@@ -14,11 +14,17 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 
 
-async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merge(
+    streams: Sequence[AsyncGenerator[T, None]], pause: float | None = None
+) -> AsyncGenerator[tuple[int, T] | None, None]:
     """What each stream came to last, with the stream's index, whenever one has gone on.
 
     A slow reader misses what was replaced meanwhile. The first error of a stream ends all of them; so does closing this
     generator, which may be read by one task after another.
+
+    Args:
+        streams: what is read.
+        pause: seconds after which None is yielded where no stream has gone on; None: never.
     """
     latest: dict[int, T] = {}
     errors: list[Exception] = []
@@ -40,7 +46,12 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
     tasks = [asyncio.create_task(pump(index)) for index in range(len(streams))]
     try:
         while running or latest:
-            await woken.wait()
+            try:
+                async with asyncio.timeout(pause):
+                    await woken.wait()
+            except TimeoutError:
+                yield None
+                continue
             woken.clear()
             ready = list(latest.items())
             latest.clear()
@@ -77,6 +88,16 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _departure(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def event(name: str, data: str) -> str:
+    """A server-sent event with a name.
+
+    Args:
+        name: of the event.
+        data: JSON on one line.
+    """
+    return f"event: {name}\ndata: {data}\n\n"
 
 
 class EventStream(StreamingResponse):

@@ -27,6 +27,7 @@ from transfuse.errors import (
 )
 from transfuse.server.errors import FieldError, UnknownModelError, install_error_handlers, problem_of
 
+SCOPE: Scope = {"path": "/v1/completions", "headers": []}
 SECRET = "the secret of the server's inside"
 
 
@@ -53,9 +54,9 @@ def test_errors_have_a_status_and_say_what_clients_may_know(
     problem = problem_of(error, "id-1")
     assert (problem.status, problem.detail.param, problem.detail.code) == (status, param, code)
     assert ("Retry-After" in problem.headers) == (status in {429, 503})
-    body = json.loads(problem.json())
+    body = json.loads(problem.json(SCOPE))
     assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
-    assert SECRET not in problem.json()
+    assert SECRET not in problem.json(SCOPE)
     assert ("id-1" in problem.detail.message) == (status == 500)
 
 
@@ -76,7 +77,7 @@ def test_an_unknown_model_names_those_that_are_served() -> None:
 
 
 def test_bodies_can_quote_what_is_no_valid_unicode() -> None:
-    problem_of(FieldError("a\ud800", "\ud800 is no character"), "id").response()
+    problem_of(FieldError("a\ud800", "\ud800 is no character"), "id").response(SCOPE)
 
 
 class Inner(BaseModel):

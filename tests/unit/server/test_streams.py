@@ -40,6 +40,24 @@ class TestMerge:
         assert [items[-1:] for items in seen.values()] == [[4], [0], [], [8]]
         assert all(items == sorted(items) for items in seen.values())
 
+    def test_a_pause_is_told_and_ends_nothing(self) -> None:
+        async def run() -> list[tuple[int, int] | None]:
+            going = asyncio.Event()
+
+            async def halting() -> AsyncGenerator[int, None]:
+                yield 1
+                await going.wait()
+                yield 2
+
+            seen: list[tuple[int, int] | None] = []
+            async for change in merge([halting()], pause=0.01):
+                seen.append(change)
+                if len(seen) == 3:
+                    going.set()
+            return seen
+
+        assert asyncio.run(run()) == [(0, 1), None, None, (0, 2)]
+
     def test_a_slow_reader_misses_what_was_replaced(self) -> None:
         async def run() -> list[int]:
             seen = []

@@ -19,7 +19,7 @@ from transfuse.server.deltas import Cursor
 from transfuse.server.errors import logged_problem_of, request_id_of
 from transfuse.server.generation import Generation
 from transfuse.server.openai.fields import GenerationFields
-from transfuse.server.streams import EventStream, unless_gone
+from transfuse.server.responding import respond
 
 _DONE = "data: [DONE]\n\n"
 # Larger answers are written in a thread, so that no stream waits for them: this many take some ten milliseconds.
@@ -101,6 +101,7 @@ class Answer(ABC):
         try:
             async with aclosing(self.generation.changes()) as changes:
                 async for index in changes:
+                    assert index is not None, "pauses are not asked for"
                     output = self.generation.outputs[index]
                     choices = self.choices_of(output, index * self._num_continuations)
                     if events := "".join(self._event([choice]) for choice in choices):
@@ -112,7 +113,8 @@ class Answer(ABC):
         except Exception as error:
             if not started:
                 raise
-            yield f"data: {logged_problem_of(error, request_id_of(self.generation.request)).json()}\n\n"
+            request = self.generation.request
+            yield f"data: {logged_problem_of(error, request_id_of(request)).json(request.scope)}\n\n"
 
     def _event(self, choices: list[BaseModel]) -> str:
         head: dict[str, Any] = dict(self._head)
@@ -121,16 +123,12 @@ class Answer(ABC):
         return f"data: {_json(self.chunk(choices, head))}\n\n"
 
     async def respond(self) -> Response:
-        """The HTTP response; it starts when the answer does, so that what fails before has its own status.
+        """The HTTP response.
 
         Raises:
             ClientDisconnect: the client has left; the answer was aborted.
         """
-        request = self.generation.request
-        if not self.generation.stream:
-            return Response(await unless_gone(request, self.complete()), media_type="application/json")
-        events = self.events()
-        return EventStream(await unless_gone(request, anext(events)), events)
+        return await respond(self.generation, self.complete, self.events)
 
 
 def _json(model: BaseModel) -> str:

@@ -10,6 +10,7 @@ from openai.types.chat import chat_completion as whole_types
 from openai.types.chat import chat_completion_chunk as chunk_types
 
 from transfuse.outputs import RequestOutput
+from transfuse.server.conversation import Conversation
 from transfuse.server.deltas import Delta, whole
 from transfuse.server.generation import Generation, ReadPrompt, Service
 from transfuse.server.openai.answers import Answer
@@ -20,10 +21,8 @@ from transfuse.server.openai.requests import ChatRequest
 
 async def read_conversation(service: Service, body: ChatRequest) -> list[ReadPrompt]:
     """The conversation as token ids, laid out by the chat template."""
-    arguments = body.layout_arguments(service.settings)
-    text = await service.llm.render_chat(as_template_data(body.messages), **arguments)
-    # The template writes its own special tokens, the beginning-of-text one included.
-    return [ReadPrompt(await service.llm.encode(text, bool(body.add_special_tokens)), text)]
+    conversation = Conversation(as_template_data(body.messages), body.layout_arguments(service.settings))
+    return [await conversation.read(service.llm, add_special_tokens=bool(body.add_special_tokens))]
 
 
 class ChatAnswer(Answer):

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from openai.types import Completion, Model
+from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from transfuse.async_llm import AsyncLLM
 from transfuse.server.errors import ErrorBody, request_id_of
 from transfuse.server.generation import Generation, Service
+from transfuse.server.models import add_models
 from transfuse.server.openai.chat import ChatAnswer, read_conversation
 from transfuse.server.openai.completions import CompletionAnswer, read_prompts
 from transfuse.server.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from transfuse.server.openai.tokens import DetokenizeResponse, TokenizeResponse, detokenize, tokenize
-from transfuse.server.settings import ServerSettings
 from transfuse.server.strict_json import StrictRoute
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -27,27 +25,18 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class ModelList(BaseModel):
-    """The models that are served."""
-
-    object: str = "list"
-    data: list[Model]
-
-
-def router(llm: AsyncLLM, settings: ServerSettings) -> APIRouter:
+def router(service: Service) -> APIRouter:
     """The routes of the OpenAI API, `/tokenize` and `/detokenize`.
 
     The app must carry an `Admission` as `app.state.admission`, its middleware set `request_id`, `record` and `tenant`
     in the state of requests.
 
     Args:
-        llm: the model.
-        settings: of the server.
+        service: what to work with.
     """
     routes = APIRouter(route_class=StrictRoute, responses=_ERRORS, tags=["OpenAI"])
-    service = Service(llm, settings)
     _add_generation(routes, service)
-    _add_models(routes, service)
+    add_models(routes, service)
     _add_tokens(routes, service)
     return routes
 
@@ -90,31 +79,6 @@ def _add_generation(routes: APIRouter, service: Service) -> None:
             stream=bool(body.stream),
         )
         return await ChatAnswer(body, generation, f"chatcmpl-{request_id_of(request)}", model).respond()
-
-
-def _add_models(routes: APIRouter, service: Service) -> None:
-    created = int(time.time())
-
-    def describe(name: str) -> Model:
-        summary = service.llm.summary
-        # Beyond the type, as vLLM has them, and how the model is run.
-        extras: dict[str, Any] = {
-            "root": summary["model"],
-            "max_model_len": service.llm.limits.max_model_len,
-            "implementation": summary["implementation"],
-            "implementation_reason": summary["reason"],
-        }
-        return Model(id=name, created=created, object="model", owned_by="transfuse", **extras)
-
-    @routes.get("/v1/models", response_model_exclude_unset=True)
-    async def list_models() -> ModelList:
-        """The models that are served: one, under each of its names."""
-        return ModelList(object="list", data=[describe(name) for name in service.settings.served_model_names])
-
-    @routes.get("/v1/models/{model:path}", response_model_exclude_unset=True)
-    async def retrieve_model(model: str) -> Model:
-        """One model, and how it is run."""
-        return describe(service.served_name(model))
 
 
 def _add_tokens(routes: APIRouter, service: Service) -> None:

@@ -1,0 +1,101 @@
+"""A conversation on its way to the model, whichever API it came by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transfuse.async_llm import AsyncLLM
+from transfuse.server.generation import ReadPrompt
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What is laid out as a prompt.
+
+    Attributes:
+        messages: as chat templates read them.
+        arguments: what `AsyncLLM.render_chat` is given beside them.
+    """
+
+    messages: list[Message]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    async def read(self, llm: AsyncLLM, *, add_special_tokens: bool = False) -> ReadPrompt:
+        """The prompt, laid out by the chat template.
+
+        Args:
+            llm: whose template and tokenizer.
+            add_special_tokens: whether the tokenizer adds its own; a template writes those that it wants.
+
+        Raises:
+            PromptError: the model has no chat template, or the template refuses the messages.
+        """
+        text = await llm.render_chat(self.messages, **self.arguments)
+        return ReadPrompt(await llm.encode(text, add_special_tokens), text)
+
+
+class Turns:
+    """Puts together messages that every chat template takes, out of the pieces that APIs cut conversations into.
+
+    What one side says in several pieces becomes one message, since many templates want turns to alternate. The system
+    has the first word only, as most templates want it: what it says later is shown to the model within a user's turn.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._names: dict[str, str] = {}  # of functions, by the id of their call
+
+    def add_system(self, text: str) -> None:
+        """What the system or the developer says."""
+        if not self.messages:
+            self.messages.append({"role": "system", "content": text})
+        elif len(self.messages) == 1 and self.messages[0]["role"] == "system":
+            _join(self.messages[0], "content", text, "\n\n")
+        else:
+            self.add_user(f"<system-reminder>\n{text}\n</system-reminder>")
+
+    def add_user(self, text: str) -> None:
+        """What the user says."""
+        _join(self._turn("user"), "content", text, "\n")
+
+    def add_assistant(self, text: str) -> None:
+        """What the model said."""
+        _join(self._turn("assistant"), "content", text, "\n")
+
+    def add_reasoning(self, text: str) -> None:
+        """What the model thought."""
+        _join(self._turn("assistant"), "reasoning_content", text, "\n")
+
+    def add_call(self, call_id: str, name: str, arguments: Mapping[str, Any]) -> None:
+        """A call that the model made."""
+        self._names[call_id] = name
+        function = {"name": name, "arguments": dict(arguments)}
+        calls = self._turn("assistant").setdefault("tool_calls", [])
+        calls.append({"id": call_id, "type": "function", "function": function})
+
+    def add_result(self, call_id: str, text: str, **more: Any) -> None:
+        """What a call came to.
+
+        Args:
+            call_id: of the call.
+            text: the result.
+            **more: further fields of the message, for templates that read them.
+        """
+        name = {"name": self._names[call_id]} if call_id in self._names else {}
+        self.messages.append({"role": "tool", "tool_call_id": call_id, **name, "content": text, **more})
+
+    def _turn(self, role: str) -> Message:
+        """The message that is added to: the last one, if it is this side's."""
+        if not self.messages or self.messages[-1]["role"] != role:
+            # With content, if it is only calls: not every template asks whether there is any.
+            self.messages.append({"role": role, "content": ""})
+        return self.messages[-1]
+
+
+def _join(message: Message, field_name: str, text: str, between: str) -> None:
+    before = message.get(field_name)
+    message[field_name] = before + between + text if before else text
