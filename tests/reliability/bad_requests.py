@@ -9,6 +9,7 @@ from typing import Any
 
 COMPLETION = {"model": "llama", "prompt": [90, 91], "max_tokens": 2}
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+MESSAGES = CHAT
 BAD = (400,)
 
 
@@ -145,6 +146,47 @@ def chats() -> Iterator[BadRequest]:
         )
 
 
+def messages() -> Iterator[BadRequest]:
+    deep: Any = "x"
+    for _ in range(40):
+        deep = {"a": deep}
+    wrong: list[tuple[str, Any]] = [
+        ("messages", []),
+        ("messages", [{"role": "user"}]),
+        ("messages", [{"role": "emperor", "content": "hi"}]),
+        ("messages", [{"role": "user", "content": 5}]),
+        ("messages", [{"role": "user", "content": [{"type": "image", "source": {"url": "http://127.0.0.1"}}]}]),
+        ("messages", [{"role": "user", "content": [{"type": "tool_result"}]}]),
+        ("messages", [{"role": "user", "content": "a"}] * 2049),
+        ("messages", [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2049}]),
+        ("messages", [{"role": "user", "content": "\udfff"}]),
+        ("max_tokens", 0),
+        ("max_tokens", 2**31),
+        ("max_tokens", None),
+        ("max_tokens", "1"),
+        ("temperature", -1),
+        ("top_p", 0),
+        ("top_k", True),
+        ("stop_sequences", ["a"] * 17),
+        ("stop_sequences", [""]),
+        ("system", [{"type": "image"}]),
+        ("tools", [{"name": "f", "input_schema": {"type": "object"}}] * 129),
+        ("tools", [{"name": "f" * 129, "input_schema": {"type": "object"}}]),
+        ("tools", [{"type": "bash_20250124", "name": "bash"}]),
+        ("tool_choice", {"type": "maybe"}),
+        ("thinking", {"type": "enabled", "budget_tokens": -1}),
+        ("metadata", {"user_id": 5}),
+        ("metadata", deep),
+        ("unknown_field", 1),
+    ]
+    for field, value in wrong:
+        yield BadRequest(
+            f"messages {field}={str(value)[:24]!r}", "/v1/messages", json.dumps(MESSAGES | {field: value}).encode()
+        )
+    yield BadRequest("messages: no JSON", "/v1/messages", b"[" * 100_000)
+    yield BadRequest("count nothing", "/v1/messages/count_tokens", b"{}")
+
+
 def bodies() -> Iterator[BadRequest]:
     good = json.dumps(COMPLETION).encode()
     raw = {
@@ -197,4 +239,4 @@ def routes() -> Iterator[BadRequest]:
         yield BadRequest(f"{path} {body}", path, json.dumps(body).encode())
 
 
-BAD_REQUESTS = [*numbers(), *fields(), *chats(), *bodies(), *routes()]
+BAD_REQUESTS = [*numbers(), *fields(), *chats(), *messages(), *bodies(), *routes()]

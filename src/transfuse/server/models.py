@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from typing import Any
 
-from anthropic.types import ModelInfo
 from fastapi import APIRouter, Request
 from openai.types import Model
 from pydantic import BaseModel
+from starlette.responses import Response
 
+from transfuse.server.anthropic.types_loader import load_model_info
 from transfuse.server.error_shapes import speaks_anthropic
 from transfuse.server.generation import Service
 
@@ -20,15 +20,6 @@ class ModelList(BaseModel):
 
     object: str = "list"
     data: list[Model]
-
-
-class ModelPage(BaseModel):
-    """The models that are served, as Anthropic lists them: all on one page."""
-
-    data: list[ModelInfo]
-    has_more: bool
-    first_id: str
-    last_id: str
 
 
 class _Describer:
@@ -49,38 +40,34 @@ class _Describer:
         }
         return Model(id=name, created=self._created, object="model", owned_by="transfuse", **extras)
 
-    def anthropic(self, name: str) -> ModelInfo:
-        """As Anthropic's API does."""
-        length = self._service.llm.limits.max_model_len
-        return ModelInfo(
-            id=name,
-            type="model",
-            created_at=datetime.fromtimestamp(self._created, UTC),
-            display_name=name,
-            lifecycle="active",
-            max_input_tokens=length - 1,  # an answer takes one or more
-            max_tokens=length - 1,
-        )
+    async def anthropic(self, names: tuple[str, ...]) -> Any:
+        """A `ModelPage` of Anthropic's."""
+        return (await load_model_info()).of(names, self._created, self._service.llm.limits.max_model_len)
 
 
 def add_models(routes: APIRouter, service: Service) -> None:
     """Add the routes."""
     describer = _Describer(service)
 
-    @routes.get("/v1/models", response_model_exclude_unset=True)
-    async def list_models(request: Request) -> ModelList | ModelPage:
+    @routes.get("/v1/models", response_model=ModelList)
+    async def list_models(request: Request) -> Response:
         """The models that are served: one, under each of its names.
 
         With the header `anthropic-version` as Anthropic's API lists them.
         """
         names = service.settings.served_model_names
         if speaks_anthropic(request.scope):
-            described = [describer.anthropic(name) for name in names]
-            return ModelPage(data=described, has_more=False, first_id=names[0], last_id=names[-1])
-        return ModelList(object="list", data=[describer.openai(name) for name in names])
+            return _json(await describer.anthropic(names))
+        return _json(ModelList(object="list", data=[describer.openai(name) for name in names]))
 
-    @routes.get("/v1/models/{model:path}", response_model_exclude_unset=True)
-    async def retrieve_model(model: str, request: Request) -> Model | ModelInfo:
+    @routes.get("/v1/models/{model:path}", response_model=Model)
+    async def retrieve_model(model: str, request: Request) -> Response:
         """One model, and how it is run."""
         name = service.served_name(model)
-        return describer.anthropic(name) if speaks_anthropic(request.scope) else describer.openai(name)
+        if speaks_anthropic(request.scope):
+            return _json((await describer.anthropic((name,))).data[0])
+        return _json(describer.openai(name))
+
+
+def _json(model: BaseModel) -> Response:
+    return Response(model.model_dump_json(exclude_unset=True), media_type="application/json")

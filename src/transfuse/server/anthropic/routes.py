@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
-from anthropic.types import Message, MessageTokensCount
 from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from transfuse.async_llm import AsyncLLM
-from transfuse.server.anthropic.answers import MessageAnswer
 from transfuse.server.anthropic.requests import CountTokensRequest, MessagesRequest
+from transfuse.server.anthropic.types_loader import load_answers
 from transfuse.server.conversation import Conversation
 from transfuse.server.generation import Generation, ReadPrompt, Service
 from transfuse.server.strict_json import StrictRoute
@@ -36,10 +35,17 @@ class ErrorBody(BaseModel):
     request_id: str
 
 
-_EVENTS: Final = {"schema": {"type": "string", "description": "With `stream`: server-sent events."}}
-_ANSWER: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"model": Message, "description": "The answer.", "content": {"text/event-stream": _EVENTS}}
+class TokenCount(BaseModel):
+    """How many tokens a prompt has."""
+
+    input_tokens: int
+
+
+_CONTENT: Final = {
+    "application/json": {"schema": {"type": "object", "description": "A `Message`."}},
+    "text/event-stream": {"schema": {"type": "string", "description": "With `stream`: server-sent events."}},
 }
+_ANSWER: Final[dict[int | str, dict[str, Any]]] = {200: {"description": "The answer.", "content": _CONTENT}}
 
 
 def router(service: Service) -> APIRouter:
@@ -66,14 +72,15 @@ def router(service: Service) -> APIRouter:
             params=body.to_params(service.settings.default_sampling),
             stream=bool(body.stream),
         )
-        return await MessageAnswer(body, generation, model).respond()
+        answer = await load_answers()
+        return await answer(body, generation, model).respond()
 
-    @routes.post("/v1/messages/count_tokens", response_model_exclude_unset=True)
-    async def count_tokens(body: CountTokensRequest, _: Version = None) -> MessageTokensCount:
+    @routes.post("/v1/messages/count_tokens")
+    async def count_tokens(body: CountTokensRequest, _: Version = None) -> TokenCount:
         """How many tokens the prompt of a conversation has."""
         service.served_name(body.model)
         prompt = await body.conversation(service.settings).read(service.llm)
-        return MessageTokensCount(input_tokens=len(prompt.token_ids))
+        return TokenCount(input_tokens=len(prompt.token_ids))
 
     return routes
 
