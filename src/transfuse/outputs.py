@@ -36,6 +36,8 @@ class CompletionOutput:
         index: which of the `n` continuations.
         text: the decoded continuation; empty where `detokenize` is False.
         token_ids: its token ids, with the end-of-sequence token where that ended it.
+        text_ends: per token, how long the text was once the token was known; empty where `detokenize` is False. Text
+            beyond the last one was held back to the end.
         cumulative_logprob: sum of the sampled tokens' log-probabilities; None unless `logprobs` was asked for.
         logprobs: per token, a map from token id to `Logprob`; None unless asked for.
         finish_reason: `stop`, `length`, `abort`, `error`; None while it runs.
@@ -45,6 +47,7 @@ class CompletionOutput:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    text_ends: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
     logprobs: list[LogprobsAtPosition] | None = None
     finish_reason: FinishReason | None = None

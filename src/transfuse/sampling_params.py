@@ -15,6 +15,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_BAD_WORDS = 1024
 MAX_STRING_LENGTH = 1024
+MAX_KEPT_TOKENS = 64
 MAX_SEED = 2**63 - 1
 
 
@@ -50,6 +51,7 @@ class SamplingParams:
         bad_words: texts that may not be generated.
         detokenize: whether outputs carry text; needed for `stop`.
         skip_special_tokens: leave special tokens out of the text.
+        keep_special_tokens: special tokens that stay in the text even so, such as those around calls of tools.
         structured_outputs: what the answer must be, such as JSON of a schema. It may still be cut off by `max_tokens`
             or a stop string, and has no end before `min_tokens`.
 
@@ -78,6 +80,7 @@ class SamplingParams:
     bad_words: Sequence[str] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    keep_special_tokens: Sequence[str] | None = None
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
@@ -115,6 +118,8 @@ class SamplingParams:
             )
         object.__setattr__(self, "stop", stops)
         object.__setattr__(self, "bad_words", _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS))
+        kept = _check_strings("keep_special_tokens", self.keep_special_tokens, MAX_KEPT_TOKENS)
+        object.__setattr__(self, "keep_special_tokens", kept)
         object.__setattr__(self, "stop_token_ids", _check_ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _check_bias(self.logit_bias))
 

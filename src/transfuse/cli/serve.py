@@ -56,6 +56,24 @@ class ServerOptions:
     allow_client_templates: Annotated[
         bool, typer.Option("--allow-client-templates", help="Let requests bring chat templates of their own.")
     ] = False
+    tool_call_parser: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="How calls of tools are read: auto goes by the chat template, none leaves them text. An unknown name "
+            "is answered with all of them.",
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str, typer.Option(metavar="NAME", help="How reasoning is told from the rest: likewise.")
+    ] = "auto"
+    enable_auto_tool_choice: Annotated[
+        bool,
+        typer.Option(
+            "--enable-auto-tool-choice/--no-enable-auto-tool-choice",
+            help="Let a model call tools where a request brings some and does not say so.",
+        ),
+    ] = True
     generation_config: Annotated[
         Literal["auto", "none"],
         typer.Option(
@@ -87,6 +105,9 @@ class ServerOptions:
             api_keys=tuple(self.api_key or ()),
             served_model_names=tuple(self.served_model_name or (source.name,)),
             chat_template=None if self.chat_template is None else read_template(self.chat_template),
+            tool_call_parser=self.tool_call_parser,
+            reasoning_parser=self.reasoning_parser,
+            enable_auto_tool_choice=self.enable_auto_tool_choice,
             allow_client_templates=self.allow_client_templates,
             default_sampling=read_default_sampling(source.path) if reads_defaults else {},
             max_num_seqs=max_num_seqs,

@@ -180,11 +180,19 @@ class Front:
         return IncrementalDetokenizer(
             self._tokenizer.backend,
             request.prompt_token_ids,
-            skip_special_tokens=params.skip_special_tokens,
+            skip_special_tokens=params.skip_special_tokens and not params.keep_special_tokens,
+            hidden=self._hidden_tokens(params),
             stop=params.stop_strings,
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
         )
+
+    def _hidden_tokens(self, params: SamplingParams) -> frozenset[int]:
+        """The special tokens that are left out, where some are kept."""
+        if not (params.skip_special_tokens and params.keep_special_tokens):
+            return frozenset()
+        special = self._tokenizer.special_tokens
+        return frozenset(special.values()) - {special.get(text) for text in params.keep_special_tokens}
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Each bad word as tokens, as it stands at the start of a text and after a space."""
@@ -251,12 +259,15 @@ class Front:
             position = update.logprobs[index]
             completion.logprobs.append(self._with_text(position, continuation.request.params.detokenize))
             completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + position[token].logprob
+        if continuation.detokenizer is None:
+            return
         # A token that ends the text is not part of it.
-        ends_text = update.finish_reason == "stop" and index == len(update.token_ids) - 1
-        if continuation.detokenizer is None or ends_text:
+        if update.finish_reason == "stop" and index == len(update.token_ids) - 1:
+            completion.text_ends.append(len(completion.text))
             return
         delta = continuation.detokenizer.append(token)
         completion.text += delta.text
+        completion.text_ends.append(len(completion.text))
         if delta.stop is not None:
             completion.finish_reason, completion.stop_reason = "stop", delta.stop
             continuation.finished_time = time.monotonic()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transfuse.errors import ConfigError
+from transfuse.text.replies.formats import AUTO, choose_format
 
 _MAX_KEY_LENGTH = 1024
 
@@ -19,6 +20,9 @@ class ServerSettings:
         served_model_names: names that requests may call the model by; answers carry the first.
         allow_client_templates: whether a request may bring its own chat template.
         chat_template: source of the chat template, or the name of one of the model's; None takes the model's own.
+        tool_call_parser: how calls of tools are read; see `transfuse.text.replies.choose_format`.
+        reasoning_parser: how reasoning is told from the rest; likewise.
+        enable_auto_tool_choice: whether a request that brings tools lets the model call them without saying so.
         default_sampling: by `SamplingParams` field, what holds where a request says nothing.
         api_keys: any of them lets a request in; none lets everybody in.
         max_queued_requests: continuations that may wait for the engine beyond those it computes at once.
@@ -38,6 +42,9 @@ class ServerSettings:
     served_model_names: tuple[str, ...]
     allow_client_templates: bool = False
     chat_template: str | None = None
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
+    enable_auto_tool_choice: bool = True
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_queued_requests: int = 256
@@ -57,6 +64,7 @@ class ServerSettings:
         _check_range("shutdown_timeout", self.shutdown_timeout, 0, 24 * 3600)
         if not self.served_model_names or not all(self.served_model_names):
             raise ConfigError("served_model_name is empty; give the model a name, or leave the option out.")
+        choose_format(None, self.tool_call_parser, self.reasoning_parser)
         for key in self.api_keys:
             if not (0 < len(key) <= _MAX_KEY_LENGTH and key.isascii() and key.isprintable() and " " not in key):
                 raise ConfigError(

@@ -74,6 +74,18 @@ class ChatTemplates:
             reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
             raise PromptError(f"The chat template refused the messages: {reason}") from error
 
+    def find(self, chat_template: str | None, *, has_tools: bool) -> str | None:
+        """The source of the template that lays out a conversation; None where there is none.
+
+        Args:
+            chat_template: see `render`.
+            has_tools: whether tools are laid out with it.
+        """
+        try:
+            return self._choose(chat_template, () if has_tools else None)
+        except PromptError:
+            return None
+
     def _choose(self, chat_template: str | None, tools: object) -> str:
         if chat_template is not None:
             return self.sources.get(chat_template, chat_template)

@@ -18,6 +18,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Enough tokens to hold a whole character wherever they are cut; so how they end does not depend on what precedes them.
 _CONTEXT = 8
 _MAX_PENDING = 2 * _CONTEXT
+_MAX_TAIL = 1024  # tokens of a prompt that are looked at where some of them are hidden
 
 
 class TokenDecoder:
@@ -35,11 +36,21 @@ class TokenDecoder:
         tokenizer: whose decoder is used.
         prompt_token_ids: what comes before the first token; only its end is looked at.
         skip_special_tokens: leave special tokens out.
+        hidden: ids that are left out in any case.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
-        self._tokenizer, self._skip_special_tokens = tokenizer, skip_special_tokens
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        hidden: frozenset[int] = frozenset(),
+    ) -> None:
+        self._tokenizer, self._skip_special_tokens, self._hidden = tokenizer, skip_special_tokens, hidden
         self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
+        if hidden:
+            prompt_token_ids = [token for token in prompt_token_ids[-_MAX_TAIL:] if token not in hidden]
         size = _MAX_PENDING
         # The end may be all special tokens, or bytes of a fallback that are no text when cut within a character.
         while size < len(prompt_token_ids) and self._decode(prompt_token_ids[-size:])[-1:] in ("", _REPLACEMENT):
@@ -59,6 +70,8 @@ class TokenDecoder:
 
     def append(self, token_id: int) -> str:
         """Adds a token and returns the text that is certain now."""
+        if token_id in self._hidden:
+            return ""
         self._pending.append(token_id)
         try:
             delta: str | None = self._stream.step(self._tokenizer, token_id)
@@ -110,6 +123,7 @@ class IncrementalDetokenizer:
         tokenizer: a tokenizer of the `tokenizers` library.
         prompt_token_ids: what the text continues.
         skip_special_tokens: leave special tokens out.
+        hidden: ids that are left out in any case.
         stop: strings that end the text.
         include_stop: whether the stop string is part of the text.
         min_tokens: tokens in which stop strings do not count.
@@ -121,11 +135,14 @@ class IncrementalDetokenizer:
         prompt_token_ids: Sequence[int],
         *,
         skip_special_tokens: bool,
+        hidden: frozenset[int] = frozenset(),
         stop: tuple[str, ...] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        self._decoder = TokenDecoder(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+        self._decoder = TokenDecoder(
+            tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens, hidden=hidden
+        )
         self._matcher = StopStringMatcher(stop) if stop else None
         self._include_stop = include_stop
         self._min_tokens = min_tokens

@@ -51,6 +51,14 @@ class Tokenizer:
         """The Rust tokenizer, for incremental decoding; None where the tokenizer is Python code."""
         return self._backend
 
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Ids of the special tokens, by their text."""
+        backend = self.backend
+        if backend is None:
+            return {}
+        return {token.content: id for id, token in backend.get_added_tokens_decoder().items() if token.special}
+
     @property
     def chat_template(self) -> str | None:
         """The Jinja source of the default chat template, or None."""

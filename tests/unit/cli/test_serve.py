@@ -75,7 +75,8 @@ def test_options_reach_server_and_engine(run: Run, served: Served, folder: Path)
     arguments = (
         "--port 0 --api-key one --api-key two --served-model-name a --served-model-name b --allow-client-templates "
         "--max-queued-requests 7 --max-body-bytes 2MiB --shutdown-timeout 1.5 --log-format text --chat-template {{x}} "
-        "--max-num-seqs 5 --max-model-len 1k --dtype float32"
+        "--max-num-seqs 5 --max-model-len 1k --dtype float32 --tool-call-parser hermes --reasoning-parser none "
+        "--no-enable-auto-tool-choice"
     )
     assert run("serve", str(folder), *arguments.split()).code == 0
     assert served.settings == [
@@ -84,6 +85,9 @@ def test_options_reach_server_and_engine(run: Run, served: Served, folder: Path)
             api_keys=("one", "two"),
             served_model_names=("a", "b"),
             allow_client_templates=True,
+            tool_call_parser="hermes",
+            reasoning_parser="none",
+            enable_auto_tool_choice=False,
             max_queued_requests=7,
             max_body_bytes=2 * 1024**2,
             shutdown_timeout=1.5,

@@ -118,6 +118,20 @@ def test_deltas_join_to_the_whole_text(data: st.DataObject, name: str, skip: boo
     assert BROKEN not in expected
 
 
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), name=st.sampled_from(list(TOKENIZERS)))
+def test_some_special_tokens_can_stay_while_others_go(data: st.DataObject, name: str) -> None:
+    tokenizer = TOKENIZERS[name]()
+    special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    hidden = frozenset(data.draw(st.sets(st.sampled_from(special))))
+    mixed = st.lists(outputs(tokenizer, valid=True) | st.sampled_from(special).map(lambda i: [i]), max_size=6)
+    prompt, output = (list(itertools.chain.from_iterable(data.draw(mixed))) for _ in range(2))
+    decoder = TokenDecoder(tokenizer, prompt, skip_special_tokens=False, hidden=hidden)
+    text = "".join([*(decoder.append(token) for token in output), decoder.flush()])
+    shown_prompt, shown = ([token for token in ids if token not in hidden] for ids in (prompt, output))
+    assert text == whole_text(tokenizer, shown_prompt, shown, False)
+
+
 @settings(max_examples=200, deadline=None)
 @given(output=outputs(byte_level(), valid=False), prompt=outputs(byte_level(), valid=True))
 def test_broken_bytes_join_to_the_whole_text_too(output: list[int], prompt: list[int]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from openai import BaseModel
 from openai.types import CompletionUsage
-from openai.types.completion_usage import PromptTokensDetails
+from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
 from starlette.responses import Response
 
 from transfuse.outputs import RequestOutput
@@ -67,24 +67,35 @@ class Answer(ABC):
         """How much of a choice has been sent."""
         return self._cursors.setdefault(index, Cursor())
 
+    def num_reasoning_tokens(self) -> int | None:
+        """Tokens of reasoning so far; None where the model's replies are not told apart from it."""
+        return None
+
     def usage(self) -> CompletionUsage:
         """The counts of all prompts so far."""
         outputs = self.generation.outputs.values()
         num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
         num_output = sum(map(self.num_output_tokens, outputs))
         cached = PromptTokensDetails(cached_tokens=sum(output.num_cached_tokens for output in outputs))
-        return CompletionUsage(
+        usage = CompletionUsage(
             prompt_tokens=num_prompt,
             completion_tokens=num_output,
             total_tokens=num_prompt + num_output,
             prompt_tokens_details=cached,
         )
+        if (num_reasoning := self.num_reasoning_tokens()) is not None:
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=num_reasoning)
+        return usage
+
+    def take(self, output: RequestOutput) -> None:  # noqa: B027 - not every answer needs it
+        """Read on what a prompt's continuations gained, where the whole answer needs it read."""
 
     async def complete(self) -> str:
         """The whole answer as JSON, once it is there."""
         async with aclosing(self.generation.changes()) as changes:
-            async for _ in changes:
-                pass
+            async for index in changes:
+                assert index is not None, "pauses are not asked for"
+                self.take(self.generation.outputs[index])
         usage, params = self.usage(), self.generation.params
         head = {**self._head, "usage": usage}
         num_entries = usage.total_tokens * (1 + (params.logprobs or 0) + (params.prompt_logprobs or 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any, Literal
 
 import pydantic_core
@@ -9,6 +10,7 @@ from pydantic import ConfigDict, Field, PlainValidator, model_validator
 
 from transfuse.server.bodies import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ApiModel
 from transfuse.server.errors import FieldError
+from transfuse.server.openai.tools import Tools
 from transfuse.server.settings import ServerSettings
 
 _MAX_KWARGS = 64
@@ -47,16 +49,19 @@ def _read_part(index: int, part: Any) -> str:
 
 
 def _read_arguments(value: Any) -> Any:
-    """Clients send back the text that they got; templates want the object."""
+    """Clients send back the text that they got; templates want the object.
+
+    Other servers and models leave texts behind that are none. The model is shown such a one as it is, within an object.
+    """
     if isinstance(value, dict):
         return value
+    if not isinstance(value, str | None):
+        raise ValueError("expected a JSON object, as text or as it is")
     try:
         read = pydantic_core.from_json(value or "{}", allow_inf_nan=False)
-    except (ValueError, TypeError):
+    except ValueError:
         read = None
-    if not isinstance(read, dict):
-        raise ValueError("expected a JSON object, as text or as it is")
-    return read
+    return read if isinstance(read, dict) else {"malformed_arguments": value}
 
 
 class FunctionCall(ApiModel):
@@ -94,7 +99,7 @@ class Message(ApiModel):
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
-        if self.content is None and self.role != "assistant":
+        if self.content is None and self.role not in ("assistant", "tool"):
             raise ValueError(f"a message of the role {self.role!r} needs content")
         return self
 
@@ -136,7 +141,12 @@ class LayoutFields(ApiModel):
     chat_template_kwargs: (
         Annotated[dict[str, Any], PlainValidator(_read_kwargs, json_schema_input_type=dict[str, Any])] | None
     ) = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
+
+    @property
+    def tool_definitions(self) -> list[dict[str, Any]]:
+        """The tools as templates read them."""
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
 
     def layout_arguments(self, settings: ServerSettings) -> dict[str, Any]:
         """What the rendering is given beside the messages.
@@ -155,7 +165,7 @@ class LayoutFields(ApiModel):
         optional = {
             "chat_template": self.chat_template or settings.chat_template,
             "continue_final_message": continued,
-            "tools": self.tools,
+            "tools": self.tool_definitions,
         }
         return arguments | {name: value for name, value in optional.items() if value}
 
@@ -164,5 +174,24 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)
 
 
 def as_template_data(messages: list[Message]) -> list[dict[str, Any]]:
-    """Messages as templates read them, with whatever else their clients said in them."""
-    return [message.model_dump(exclude_unset=True) for message in messages]
+    """Messages as templates read them, with whatever else their clients said in them.
+
+    Calls and results without ids get some: a result belongs to the oldest call that has none yet.
+    """
+    data = [message.model_dump(exclude_unset=True) for message in messages]
+    unanswered: dict[str, None] = {}
+    ids = (f"{number:09}" for number in itertools.count())  # nine letters and digits: what the strictest template takes
+    for message in data:
+        for call in message.get("tool_calls") or ():
+            call["id"] = call.get("id") or next(ids)
+            call["type"] = "function"
+            call["function"].setdefault("arguments", {})
+            unanswered[call["id"]] = None
+        if message["role"] == "tool":
+            message["content"] = message.get("content") or ""
+            if message.get("tool_call_id") is None:
+                message["tool_call_id"] = next(iter(unanswered), None) or next(ids)
+            unanswered.pop(message["tool_call_id"], None)
+        if message.get("tool_calls") == []:
+            del message["tool_calls"]
+    return data

@@ -11,12 +11,15 @@ from pydantic_core import PydanticCustomError
 from transfuse.sampling_params import SamplingParams
 from transfuse.server.bodies import MAX_ID, ApiModel, NumTokens, refused
 from transfuse.server.errors import FieldError
+from transfuse.server.generation import Service
 from transfuse.server.openai.fields import GenerationFields, NumLogprobs, TokenId
 from transfuse.server.openai.messages import LayoutFields, Messages
+from transfuse.server.openai.tools import NamedTool, ToolChoice
+from transfuse.server.replies import ReplyPlan, ToolUse, plan_replies
 
 MAX_PROMPTS = 256
 MAX_CONTINUATIONS = 1024
-_NO_TOOL_CALLS = 'tool calls are not served; leave tools out, or set tool_choice to "none"'
+_NO_FUNCTIONS = "functions are the older form of tools; send those"
 _NO_SEARCH = "this server does not search the web"
 
 TextOrIds = str | list[int]
@@ -109,6 +112,8 @@ class ChatRequest(GenerationFields, LayoutFields):
         max_tokens: the older name of it.
         logprobs: report each token's log-probability.
         top_logprobs: and those of this many most likely ones.
+        tool_choice: whether the model may or must call tools, and which one; it may by default.
+        parallel_tool_calls: whether it may make several calls at once; it may by default.
         add_special_tokens: let the tokenizer add its own beside those that the template writes; false by default.
     """
 
@@ -118,12 +123,12 @@ class ChatRequest(GenerationFields, LayoutFields):
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     response_format: Annotated[ResponseFormat | None, BeforeValidator(_read_response_format)] = None
-    tool_choice: Annotated[Literal["none"] | None, Field(description=_NO_TOOL_CALLS)] = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
     audio: Annotated[None, refused("this server answers with text only")] = None
-    functions: Annotated[None, refused(_NO_TOOL_CALLS)] = None
-    function_call: Annotated[Literal["none"] | None, Field(description=_NO_TOOL_CALLS)] = None
+    functions: Annotated[None, refused(_NO_FUNCTIONS)] = None
+    function_call: Annotated[Literal["none"] | None, Field(description=_NO_FUNCTIONS)] = None
     prediction: Annotated[None, refused("predicted outputs are not served; leave prediction out")] = None
     moderation: Annotated[None, refused("this server does not moderate")] = None
     web_search_options: Annotated[None, refused(_NO_SEARCH)] = None
@@ -138,8 +143,6 @@ class ChatRequest(GenerationFields, LayoutFields):
         Raises:
             RequestError: fields contradict each other, or ask for what is not served.
         """
-        if self.tools and self.tool_choice != "none":
-            raise FieldError("tools", f"tools: {_NO_TOOL_CALLS}.", "unsupported_parameter")
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs needs logprobs; set logprobs to true.")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
@@ -150,6 +153,31 @@ class ChatRequest(GenerationFields, LayoutFields):
         if self.max_completion_tokens is not None:
             own["max_tokens"] = self.max_completion_tokens
         return self.sampling_params({"max_tokens": None, **defaults}, **own)
+
+    def plan(self, service: Service) -> ReplyPlan:
+        """How replies are read.
+
+        Raises:
+            RequestError: tools and their use contradict each other, or the model's template knows no tools.
+        """
+        choice = self.tool_choice
+        if choice is None:
+            choice = "auto" if service.settings.enable_auto_tool_choice else "none"
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise FieldError("tool_choice", "tool_choice asks for a call, and there are no tools; send some.")
+        use = ToolUse(
+            tools=self.tool_definitions,
+            mode="required" if isinstance(choice, NamedTool) else choice,
+            name=choice.function.name if isinstance(choice, NamedTool) else None,
+            is_parallel=self.parallel_tool_calls is not False,
+        )
+        if use.name is not None and use.name not in use.names:
+            raise FieldError("tool_choice", f"tool_choice names {use.name[:100]!r}, which is none of the tools.")
+        if use.mode == "required":
+            raise FieldError(
+                "tool_choice", 'calls cannot be forced yet; set tool_choice to "auto".', "unsupported_parameter"
+            )
+        return plan_replies(service, use, self.chat_template)
 
 
 class TokenizeRequest(LayoutFields):

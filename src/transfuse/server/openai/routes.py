@@ -68,17 +68,18 @@ def _add_generation(routes: APIRouter, service: Service) -> None:
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         model = service.served_name(body.model)
+        plan = body.plan(service)
         generation = Generation(
             service=service,
             request=request,
             read_prompts=partial(read_conversation, service, body),
             num_prompts=1,
-            params=body.to_params(service.settings.default_sampling),
+            params=plan.params(body.to_params(service.settings.default_sampling)),
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             stream=bool(body.stream),
         )
-        return await ChatAnswer(body, generation, f"chatcmpl-{request_id_of(request)}", model).respond()
+        return await ChatAnswer(body, generation, plan, f"chatcmpl-{request_id_of(request)}", model).respond()
 
 
 def _add_tokens(routes: APIRouter, service: Service) -> None:

@@ -27,6 +27,11 @@ class ReplyParser(ABC):
         self._num_calls = 0
 
     @property
+    def num_calls(self) -> int:
+        """Calls so far."""
+        return self._num_calls
+
+    @property
     @abstractmethod
     def in_reasoning(self) -> bool:
         """Whether the text goes on with reasoning, as far as is known."""

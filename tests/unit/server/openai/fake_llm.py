@@ -30,20 +30,25 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer() -> Tokenizer:
-    """3 special tokens, the 256 bytes, and two words, so that texts round-trip and characters are cut."""
-    pieces = [*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "hel", "ll", "Ġw"]
+def byte_tokenizer(template: str = TEMPLATE, more_specials: Sequence[str] = ()) -> Tokenizer:
+    """3 special tokens, the 256 bytes, and two words, so that texts round-trip and characters are cut.
+
+    Args:
+        template: the chat template.
+        more_specials: further special tokens.
+    """
+    pieces = [*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "hel", "ll", "Ġw", *more_specials]
     vocabulary = {piece: index for index, piece in enumerate(pieces)}
     merges = [("h", "e"), ("he", "l"), ("l", "l"), ("Ġ", "w")]
     rust = RustTokenizer(models.BPE(vocab=vocabulary, merges=merges))
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     rust.decoder = decoders.ByteLevel()
-    rust.add_special_tokens(SPECIALS)
+    rust.add_special_tokens([*SPECIALS, *more_specials])
     special_tokens: dict[str, str | list[str]] = {"bos_token": "<s>", "eos_token": "</s>"}
     return Tokenizer(
         TokenizerSpec(
             backend=rust.to_str(),
-            chat_templates={"default": TEMPLATE},
+            chat_templates={"default": template},
             special_tokens=special_tokens,
             eos_token_ids=(EOS,),
         )
@@ -115,18 +120,25 @@ class FakeLLM:
 
     Args:
         text: what the model says, again and again; or a function from a request to token ids.
+        tokenizer: of the model.
+        max_model_len: most tokens of a request.
     """
 
     state, reason, num_restarts, is_ready = "ready", "", 0, True
     stats = CoreStats()
-    limits = ModelLimits(max_model_len=MAX_LEN, vocab_size=VOCAB)
     summary: Mapping[str, Any] = {"model": "/models/fake", "implementation": "plain", "reason": "because"}
-    tokenizer = TOKENIZER
 
-    def __init__(self, text: str | Callable[[NewRequest], Sequence[int]] = "hello world. ") -> None:
-        tokens = TOKENIZER.encode(text, add_special_tokens=False) if isinstance(text, str) else []
+    def __init__(
+        self,
+        text: str | Callable[[NewRequest], Sequence[int]] = "hello world. ",
+        tokenizer: Tokenizer = TOKENIZER,
+        max_model_len: int = MAX_LEN,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.limits = ModelLimits(max_model_len=max_model_len, vocab_size=tokenizer.vocab_size)
+        tokens = tokenizer.encode(text, add_special_tokens=False) if isinstance(text, str) else []
         self.core = FakeCore(text if callable(text) else lambda _: tokens)
-        self.front = Front(self.core, TOKENIZER, self.limits)
+        self.front = Front(self.core, tokenizer, self.limits)
         self.rendered: list[dict[str, Any]] = []
         self.refusal: Exception | None = None
         self.failure: tuple[int, TransfuseError] | None = None  # after so many steps
@@ -140,12 +152,12 @@ class FakeLLM:
         return self.front.num_unfinished
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids = TOKENIZER.encode(text, add_special_tokens=False)
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
         return [1, *ids] if add_special_tokens else ids
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
         self.rendered.append({"messages": list(messages), **kwargs})
-        return TOKENIZER.templates.render(messages, **kwargs)
+        return self.tokenizer.templates.render(messages, **kwargs)
 
     async def generate(
         self,
