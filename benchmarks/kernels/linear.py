@@ -1,6 +1,7 @@
 """How the compiled `linear` compares with torch's, prepacked oneDNN's and the memory's speed, on weights in memory.
 
 python -m benchmarks.kernels.linear --threads 2 --dtype bfloat16 --shapes 576x3072 1024x6144 --rows 1 8 64
+python -m benchmarks.kernels.linear --targets amx_bf16 avx512_bf16 --megabytes 1200
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from transfuse.config import default_cache_dir
+from transfuse.kernels.cpu.build import build
 from transfuse.kernels.cpu.library import DTYPES, NUM_SYMBOLS, OP, Library, NativeProgram
-from transfuse.kernels.cpu.loading import load_kernels
 from transfuse.kernels.cpu.packing import PackedLinear, pack_linear, packed_bytes, weight_buffer
+from transfuse.kernels.cpu.targets import machine_targets
 
-# Together more than the caches hold, so that each product finds its weight in memory, as a model's does.
-WEIGHTS_BYTES = 250_000_000
 READ_NUMBERS = 15_000_000
 # Ours run as parts of a program, in one parallel region.
 OPS_PER_PROGRAM = 8
@@ -33,17 +34,21 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="KxN")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 32, 64, 256])
     parser.add_argument("--seconds", type=float, default=1.0, help="for each line")
+    parser.add_argument(
+        "--targets", nargs="+", choices=machine_targets(), default=machine_targets()[:1], help="ours is the first"
+    )
+    parser.add_argument(
+        "--megabytes", type=int, default=250, help="of weights, more than the caches hold, so that each is in memory"
+    )
     parser.add_argument("--quantile", type=float, default=0.5, help="of the samples; low where others use the machine")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    library = load_kernels().library
-    if library is None:
-        parser.error(str(load_kernels()))
+    libraries = {name: Library(build(name, default_cache_dir() / "kernels")) for name in arguments.targets}
     dtype = getattr(torch, arguments.dtype)
-    print(f"{library.target}, {arguments.threads} threads, {arguments.dtype}; the memory is read by torch's sum")
+    print(f"{arguments.targets[0]}, {arguments.threads} threads, {arguments.dtype}; the memory is read by torch's sum")
     for shape in arguments.shapes:
         k, n = map(int, shape.split("x"))
-        weights = Weights(library, n, k, dtype)
+        weights = Weights(libraries, n, k, dtype, arguments.megabytes * 1_000_000)
         for rows in arguments.rows:
             samples = measure(weights.candidates(rows, arguments.threads), arguments.seconds)
             seconds = {name: float(np.quantile(times, arguments.quantile)) for name, times in samples.items()}
@@ -52,7 +57,8 @@ def main() -> None:
 
 def describe(shape: str, rows: int, size: int, item: int, seconds: dict[str, float]) -> str:
     """A line: our speed, and how often it is the others'."""
-    ours, memory = seconds.pop("ours"), seconds.pop("memory") / (READ_NUMBERS * 4)
+    ours = seconds.pop(next(iter(seconds)))
+    memory = seconds.pop("memory") / (READ_NUMBERS * 4)
     ratios = "  ".join(f"{other / ours:5.2f} x {name}" for name, other in seconds.items())
     speed = f"{size * item / ours / 1e9:6.1f} GB/s ({size * item * memory / ours:4.0%} of memory)"
     return f"{shape:>10} M {rows:4}  {speed} {2 * size * rows / ours / 1e9:6.0f} GFLOP/s  {ratios}"
@@ -62,24 +68,28 @@ def measure(candidates: dict[str, Iterator[float]], seconds: float) -> dict[str,
     """Samples of all candidates, taken in turns."""
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(samples["ours"]) < 5:
+    while time.perf_counter() < end or len(samples["memory"]) < 5:
         for name, candidate in candidates.items():
             samples[name].append(next(candidate))
     return samples
 
 
 class Weights:
-    """Many weights [n, k], as torch has them and packed."""
+    """Many weights [n, k], as torch has them and packed for each library."""
 
-    def __init__(self, library: Library, n: int, k: int, dtype: torch.dtype) -> None:
-        self.library, self.n, self.k, self.dtype = library, n, k, dtype
-        count = max(2, WEIGHTS_BYTES // (n * k * dtype.itemsize))
+    def __init__(self, libraries: dict[str, Library], n: int, k: int, dtype: torch.dtype, num_bytes: int) -> None:
+        self.libraries, self.k, self.dtype = libraries, k, dtype
+        count = max(2, num_bytes // (n * k * dtype.itemsize))
         self.plain = [(torch.randn(n, k) * 0.02).to(dtype) for _ in range(count)]
-        size = packed_bytes(library, n, k, dtype)
-        parts = weight_buffer(size * count).split(size)
-        self.packed = [pack_linear(library, w, out=part) for w, part in zip(self.plain, parts, strict=True)]
+        self.packed = {name: self.pack(library) for name, library in libraries.items()}
         reorder = torch.ops.mkldnn._reorder_linear_weight
         self.prepacked = [reorder(weight, None) for weight in self.plain] if dtype is torch.bfloat16 else []
+
+    def pack(self, library: Library) -> list[PackedLinear]:
+        """All weights, in one buffer."""
+        size = packed_bytes(library, *self.plain[0].shape, self.dtype)
+        parts = weight_buffer(size * len(self.plain)).split(size)
+        return [pack_linear(library, weight, out=part) for weight, part in zip(self.plain, parts, strict=True)]
 
     def candidates(self, rows: int, threads: int) -> dict[str, Iterator[float]]:
         """Endless seconds of one product each, and of reading memory."""
@@ -87,7 +97,7 @@ class Weights:
         numbers = torch.ones(READ_NUMBERS * 4).split(READ_NUMBERS)
         pointwise = torch.ops.mkldnn._linear_pointwise
         candidates = {
-            "ours": own_seconds(self.library, self.packed, x, threads),
+            **{name: own_seconds(library, self.packed[name], x, threads) for name, library in self.libraries.items()},
             "F.linear": call_seconds([lambda w=w: functional.linear(x, w) for w in self.plain]),
             "memory": call_seconds([part.sum for part in numbers]),
         }

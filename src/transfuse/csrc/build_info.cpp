@@ -4,7 +4,9 @@
 
 // Names as in kernels/cpu/targets.py, told from what the compiler was allowed to use.
 TF_EXPORT const char* transfuse_target() {
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+  return "amx_bf16";
+#elif defined(__AVX512BF16__)
   return "avx512_bf16";
 #elif defined(__AVX2__)
   return "avx2";

@@ -19,8 +19,9 @@ void copy_row(const T* from, Out* to, int64_t n) {
 
 template <class T, class Out>
 void copy_packed_row(const T* table, int64_t row, Out* to, int64_t n) {
-  constexpr int64_t kDepth = 4 / sizeof(T);
-  const T* from = table + (row / kBlockRows * ceil_div(n, kDepth) * kBlockRows + row % kBlockRows) * kDepth;
+  constexpr int32_t kDType = sizeof(T) == 2 ? kBFloat16 : kFloat32;
+  constexpr int64_t kDepth = unit_depth(kDType);
+  const T* from = table + (row / kBlockRows * num_units(n, kDType) * kBlockRows + row % kBlockRows) * kDepth;
   for (int64_t i = 0; i < n; i++)
     to[i] = from_float<Out>(to_float(from[i / kDepth * kBlockRows * kDepth + i % kDepth]));
 }

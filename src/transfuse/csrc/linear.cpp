@@ -14,8 +14,7 @@
 #include "kernels.h"
 #include "linear_epilogue.h"
 #include "linear_prologue.h"
-#include "microkernel.h"
-#include "panel.h"
+#include "products.h"
 #include "team.h"
 
 namespace transfuse {
@@ -26,14 +25,10 @@ namespace {
 constexpr int64_t kOwnNormValues = 8192;
 // Weights of an item when they come from memory: long enough to stream, short enough to share out evenly.
 constexpr int64_t kItemBytes = 48 << 10;
-// Operations of an item when arithmetic is what takes time: some 20 microseconds.
-constexpr int64_t kItemOperations = 4 << 20;
 // Of smaller products, so that whoever comes late finds others to have done its part.
 constexpr int64_t kItemsPerThread = 8;
 // Blocks of an item where registers have room for them: fewer accumulators would wait for one another.
 constexpr int64_t kItemBlocks = 4;
-// Rows of x that stay in a core's second-level cache while weights pass by.
-constexpr int64_t kPanelBytes = 256 << 10;
 
 constexpr size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -48,7 +43,7 @@ struct Rows {
 
 template <class W>
 class Linear {
-  using A = Arithmetic<W>;
+  using P = Products<W>;
 
  public:
   Linear(const Op& op, Team& team)
@@ -60,6 +55,7 @@ class Linear {
         units_(num_units(k_, op.ints[5])),
         blocks_(num_blocks(op.ints[0], glu_)),
         weight_(op.tensor[1].as<uint32_t>()),
+        products_(m_),
         epilogue_(op.tensor[2], op.tensor[3], op.tensor[4], op.ints[0], op.ints[2], op.ints[3],
                   static_cast<float>(op.floats[2]), static_cast<float>(op.floats[3])) {}
 
@@ -67,6 +63,7 @@ class Linear {
     if (m_ == 0) return;
     plan();
     rows_ = left_rows();
+    [[maybe_unused]] const typename P::Scope scope = products_.scope();
     if (direct_) {
       team_.for_each(groups_, [&](int64_t group) { multiply_direct(group); });
     } else {
@@ -77,19 +74,18 @@ class Linear {
  private:
   // How rows and blocks are cut into items.
   void plan() {
-    direct_ = m_ <= A::kMaxDirectRows;
-    row_blocks_ = ceil_div(m_, A::kMaxRows);
-    const int64_t row_block_bytes = panel_width(A::kMaxRows) * units_ * 4;
-    panels_ = direct_ ? 1 : ceil_div(row_blocks_, std::max<int64_t>(1, kPanelBytes / row_block_bytes));
+    direct_ = m_ <= P::kMaxDirectRows;
+    row_blocks_ = ceil_div(m_, P::kMaxRows);
+    panels_ = direct_ ? 1 : ceil_div(row_blocks_, std::max<int64_t>(1, P::kPanelBytes / row_block_bytes()));
     const int64_t pairs_needed = glu_ || row_blocks_ > 1;
     granule_ = pairs_needed ? 2 : 1;
     const int64_t granules = ceil_div(blocks_, granule_);
     const int64_t bytes = units_ * kBlockRows * 4 * granule_;
     const int64_t rows = std::max<int64_t>(1, m_ / panels_);
     const int64_t operations = 2 * rows * k_ * kBlockRows * granule_;
-    int64_t wanted = std::max(ceil_div(kItemBytes, bytes), direct_ ? 1 : ceil_div(kItemOperations, operations));
+    int64_t wanted = std::max(ceil_div(kItemBytes, bytes), direct_ ? 1 : ceil_div(P::kItemOperations, operations));
     wanted = std::min(wanted, granules / (kItemsPerThread * team_.num_threads));
-    const int64_t at_once = A::max_blocks(std::min<int64_t>(m_, A::kMaxRows));
+    const int64_t at_once = P::max_blocks(std::min<int64_t>(m_, P::kMaxRows));
     wanted = std::max(wanted, ceil_div(std::min(kItemBlocks, at_once), granule_));
     const int64_t share = ceil_div(ceil_div(granules, wanted), team_.num_threads) * team_.num_threads;
     groups_ = std::min(granules, share);
@@ -104,9 +100,9 @@ class Linear {
     const bool own = !as_it_is && (!normed || m_ * k_ <= kOwnNormValues);
     const size_t own_row_bytes = aligned(k_ * sizeof(W));
     const size_t own_bytes = own ? own_row_bytes * m_ : 0, sum_bytes = as_it_is ? 0 : aligned(k_ * 4);
-    const size_t panel_bytes = direct_ ? 0 : ceil_div(row_blocks_, panels_) * panel_width(A::kMaxRows) * units_ * 4;
+    const size_t panel_bytes = direct_ ? 0 : ceil_div(row_blocks_, panels_) * row_block_bytes();
     char* const scratch = team_.scratch(own_bytes + sum_bytes + panel_bytes);
-    panel_ = reinterpret_cast<uint32_t*>(scratch + own_bytes + sum_bytes);
+    panel_ = scratch + own_bytes + sum_bytes;
     if (as_it_is) return {x.as<char>(), x.stride[0] * static_cast<int64_t>(sizeof(W))};
 
     const NormSettings norm =
@@ -133,46 +129,51 @@ class Linear {
     multiply(left, 0, m_, group_begin(group), group_begin(group + 1), max_span(m_), false);
   }
 
-  // The rows of one panel with one group of blocks: the weights of a pair of blocks serve all row blocks.
+  // The rows of one panel with one group of blocks: the weights of a strip of blocks serve all row blocks.
   void multiply_panel(int64_t panel, int64_t group) {
     const int64_t first = part_begin(row_blocks_, panels_, panel), last = part_begin(row_blocks_, panels_, panel + 1);
-    const int64_t stride = units_ * panel_width(A::kMaxRows);
+    const int64_t stride = row_block_bytes();
     if (panel != filled_panel_) {
       for (int64_t i = first; i < last; i++)
-        fill_panel(rows_.data + row_begin(i) * rows_.row_bytes, rows_.row_bytes, row_begin(i + 1) - row_begin(i),
-                   k_ * sizeof(W), panel_ + (i - first) * stride);
+        products_.fill(rows_.data + row_begin(i) * rows_.row_bytes, rows_.row_bytes, row_begin(i + 1) - row_begin(i),
+                       k_, panel_ + (i - first) * stride);
       filled_panel_ = panel;
     }
     const int64_t end = group_begin(group + 1);
     const int64_t span = row_blocks_ > 1 ? 2 : max_span(m_);
-    for (int64_t block = group_begin(group); block < end; block += span) {
+    const int64_t strip = std::max<int64_t>(1, P::kStripBytes / (span * units_ * kBlockRows * 4)) * span;
+    for (int64_t block = group_begin(group); block < end; block += strip) {
       for (int64_t i = first; i < last; i++) {
-        const Left left = {reinterpret_cast<const char*>(panel_ + (i - first) * stride), 0, units_, false};
-        multiply(left, row_begin(i), row_begin(i + 1) - row_begin(i), block, std::min(end, block + span), span, true);
+        const int64_t rows = row_begin(i + 1) - row_begin(i);
+        const Left left = products_.in_panel(panel_ + (i - first) * stride, rows, units_);
+        multiply(left, row_begin(i), rows, block, std::min(end, block + strip), span, true);
       }
     }
   }
 
-  int64_t row_begin(int64_t row_block) const { return part_begin(m_, row_blocks_, row_block); }
+  int64_t row_begin(int64_t row_block) const {
+    return std::min(m_, part_begin(ceil_div(m_, P::kRowGranule), row_blocks_, row_block) * P::kRowGranule);
+  }
+  int64_t row_block_bytes() const { return panel_width(P::kMaxRows) * units_ * 4; }
 
   // Blocks whose sums wait together for the epilogue; with glu a gate waits for its up.
   int64_t max_span(int64_t rows) const {
-    const int64_t at_once = A::max_blocks(rows);
+    const int64_t at_once = P::max_blocks(rows);
     return glu_ && at_once % 2 != 0 ? 2 * at_once : at_once;
   }
 
   void multiply(const Left& left, int64_t first_row, int64_t rows, int64_t block, int64_t end, int64_t span,
                 bool panel) const {
-    alignas(64) float sums[A::kMaxRows * kMaxSpan * kBlockRows];
+    alignas(64) float sums[P::kMaxRows * kMaxSpan * kBlockRows];
     const int64_t stride = span * kBlockRows;
     for (; block < end; block += span) {
       const int64_t count = std::min(span, end - block);
       const SumTile tile = {sums, stride, first_row, rows, block, count};
       epilogue_.prefetch(tile);
-      const int64_t parts = ceil_div(count, A::max_blocks(rows));
+      const int64_t parts = ceil_div(count, P::max_blocks(rows));
       for (int64_t part = 0; part < parts; part++) {
         const int64_t first = part_begin(count, parts, part), last = part_begin(count, parts, part + 1);
-        const Product product = find_product<W>(rows, last - first, panel);
+        const Product product = products_.find(rows, last - first, panel);
         product(left, weight_ + (block + first) * units_ * kBlockRows, units_, sums + first * kBlockRows, stride);
       }
       epilogue_(tile);
@@ -187,13 +188,14 @@ class Linear {
   const bool glu_;
   const int64_t units_, blocks_;
   const uint32_t* const weight_;
+  const P products_;
   const Epilogue epilogue_;
 
   bool direct_;
   int64_t row_blocks_, panels_, groups_;
   int64_t granule_, granules_;  // blocks that stay together, and how many such there are
   Rows rows_;
-  uint32_t* panel_;
+  char* panel_;
   int64_t filled_panel_ = -1;
 };
 

@@ -46,20 +46,28 @@ class Epilogue {
     });
   }
 
-  // Has the residual of the tile on its way: its rows lie too far apart for the processor to guess. Inlined, since a
-  // compiler takes a call of a function that does nothing else for one of no effect.
+  // Has the residual of the tile and the place of its results on their way: their rows lie too far apart for the
+  // processor to guess, and a store waits until its line is there. Inlined, since a compiler takes a call of a function
+  // that does nothing else for one of no effect.
   TF_INLINE void prefetch(const SumTile& tile) const {
-    if (!residual_) return;
-    const int64_t item = static_cast<int64_t>(item_size(residual_.dtype));
-    const int64_t column = tile.first_block / blocks_per_column_ * kBlockRows;
-    const int64_t bytes = tile.num_blocks / blocks_per_column_ * kBlockRows * item;
-    for (int64_t m = 0; m < tile.num_rows; m++) {
-      const char* const row = residual_.as<char>() + ((tile.first_row + m) * residual_.stride[0] + column) * item;
-      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
-    }
+    if (residual_ && residual_.data != out_.data)
+      for_each_line(tile, residual_, [](const char* p) { __builtin_prefetch(p); });
+    for_each_line(tile, out_, [](const char* p) { __builtin_prefetch(p, 1); });
   }
 
  private:
+  // Calls f for each cache line of a tensor [M, Nout] where the results of the tile belong.
+  template <class F>
+  TF_INLINE void for_each_line(const SumTile& tile, const Tensor& tensor, F&& f) const {
+    const int64_t item = static_cast<int64_t>(item_size(tensor.dtype));
+    const int64_t column = tile.first_block / blocks_per_column_ * kBlockRows;
+    const int64_t bytes = tile.num_blocks / blocks_per_column_ * kBlockRows * item;
+    for (int64_t m = 0; m < tile.num_rows; m++) {
+      const char* const row = tensor.as<char>() + ((tile.first_row + m) * tensor.stride[0] + column) * item;
+      for (int64_t i = 0; i < bytes; i += 64) f(row + i);
+    }
+  }
+
   // How many numbers there are in the column of outputs that begins at `column`.
   int64_t column_width(int64_t column) const {
     return num_columns_ - column < kBlockRows ? num_columns_ - column : kBlockRows;

@@ -63,6 +63,8 @@ TF_EXPORT void transfuse_pack_linear(const void* weight, int64_t row_stride, int
         if (row >= 0) std::memcpy(&value, from + unit * 4, bytes);
         std::memcpy(to + (unit * kBlockRows + lane) * 4, &value, 4);
       });
+      for (int64_t unit = ceil_div(k, unit_depth(dtype)); unit < units; unit++)
+        std::memset(to + (unit * kBlockRows + lane) * 4, 0, 4);
     }
   });
 }

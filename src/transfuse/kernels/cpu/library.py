@@ -11,6 +11,7 @@ import numpy as np
 import torch  # its OpenMP library is loaded first, so that there is one pool of threads
 
 from transfuse.errors import KernelError
+from transfuse.kernels.cpu.targets import TARGETS, tiles_refused
 
 MAX_DIMS, MAX_TENSORS, MAX_INTS, MAX_FLOATS = 4, 14, 12, 6
 NUM_SYMBOLS = 5
@@ -52,7 +53,7 @@ class Library:
 
     Raises:
         OSError: it cannot be loaded.
-        KernelError: it was made from other sources than this package's.
+        KernelError: it was made from other sources than this package's, or the system refuses what it needs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,6 +71,8 @@ class Library:
         if (found := self.function("descriptor_bytes", i64)()) != OP.itemsize:
             raise KernelError(f"{path} describes an op in {found} bytes, and this package in {OP.itemsize}")
         self.target: str = self.function("target", text)().decode()
+        if TARGETS[self.target].tiles and (reason := tiles_refused()) is not None:
+            raise KernelError(f"{path} cannot run: {reason}")
         self.compiler: str = self.function("compiler", text)().decode()
 
     def function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:

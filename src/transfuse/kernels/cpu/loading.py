@@ -11,7 +11,7 @@ from transfuse.config import default_cache_dir
 from transfuse.errors import KernelError
 from transfuse.kernels.cpu.build import Progress, build, find_compiler, find_library, prebuilt_name, read_sources
 from transfuse.kernels.cpu.library import Library
-from transfuse.kernels.cpu.targets import machine_targets
+from transfuse.kernels.cpu.targets import machine_targets, refused_target
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +26,18 @@ class LoadedKernels:
     Attributes:
         library: the kernels; None where torch's serve.
         origin: `prebuilt`, `compiled`, or, where `library` is None, why.
+        refused: which faster target the processor has and why it does not serve; None where none is faster.
     """
 
     library: Library | None
     origin: str
+    refused: str | None = None
 
     def __str__(self) -> str:
-        """For the start-up table: the target, or that torch's kernels serve, and why."""
-        return f"torch ({self.origin})" if self.library is None else self.library.target
+        """For the start-up table: the target, and why no faster one; or that torch's kernels serve, and why."""
+        if self.library is None:
+            return f"torch ({self.origin})"
+        return self.library.target if self.refused is None else f"{self.library.target} ({self.refused})"
 
 
 _lock = threading.Lock()
@@ -84,16 +88,17 @@ def _load(target: str, folders: list[Path], progress: Progress | None) -> Loaded
     prebuilt = PREBUILT / prebuilt_name(target, read_sources())
     if prebuilt.is_file():
         try:
-            return LoadedKernels(_open(prebuilt, target), "prebuilt")
+            return LoadedKernels(_open(prebuilt, target), "prebuilt", refused_target())
         except KernelError as error:
             log.warning("the kernels that came with the package are compiled anew: %s", error)
     if (found := find_library(target, folders)) is not None:
         try:
-            return LoadedKernels(_open(found, target), "compiled")
+            return LoadedKernels(_open(found, target), "compiled", refused_target())
         except KernelError as error:
             log.warning("the kernels are compiled anew: %s", error)
             _remove(found)
-    return LoadedKernels(_open(build(target, folders[0], progress=progress), target), "compiled")
+    made = build(target, folders[0], progress=progress)
+    return LoadedKernels(_open(made, target), "compiled", refused_target())
 
 
 def _open(path: Path, target: str) -> Library:

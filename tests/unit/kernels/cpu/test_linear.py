@@ -123,7 +123,8 @@ def check(library: Library, case: Case, **settings: int) -> None:
 
 
 SIZES = [(1, 16, 2), (1, 1, 1), (1, 33, 577), (2, 7, 3), (3, 128, 64), (5, 100, 33), (6, 97, 576), (7, 50, 40),
-         (8, 112, 35), (9, 31, 64), (12, 64, 30), (13, 80, 129), (25, 40, 64), (50, 17, 100)]  # fmt: skip
+         (8, 112, 35), (9, 31, 64), (12, 64, 30), (13, 80, 129), (16, 64, 32), (17, 65, 33), (25, 40, 64),
+         (33, 40, 95), (50, 17, 100), (70, 200, 640)]  # fmt: skip
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -209,6 +210,20 @@ def test_not_a_number_is_kept(library: Library) -> None:
         tensors["x"][1, 5] = float("nan")
         out, _ = run(library, case, tensors)
         assert out[1].isnan().all() and not out[0].isnan().any()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("m", [3, 17, 40])
+def test_what_is_not_finite_stays_in_its_row(library: Library, m: int, value: float) -> None:
+    case = Case(m=m, k=69)
+    tensors = case.tensors()
+    expected, _ = run(library, case, tensors)
+    for row, column in ((1, 0), (m - 1, 68)):
+        tensors["x"][row, column] = value
+        out, _ = run(library, case, tensors)
+        assert not out[row].isfinite().any()
+        others = [i for i in range(m) if tensors["x"][i].isfinite().all()]
+        assert torch.equal(out[others], expected[others])
 
 
 def test_no_rows(library: Library) -> None:

@@ -52,6 +52,11 @@ def test_what_was_compiled_before_is_loaded(here: Path, builds: list[Path]) -> N
     assert (str(kernels), kernels.origin, builds) == (TARGET, "compiled", [])
 
 
+def test_why_no_faster_ones_serve_is_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "refused_target", lambda: "not faster: the system refuses")
+    assert str(load_kernels(cache_dir=here)) == f"{TARGET} (not faster: the system refuses)"
+
+
 def test_the_usual_folder_is_looked_into_too(
     here: Path, tmp_path: Path, builds: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
