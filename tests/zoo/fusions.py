@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tests.zoo import MODEL_TYPES, build, load_facts
 from tests.zoo.paged import paged_logits
 from transfuse.fusion.analysis import analyse_model
-from transfuse.fusion.apply import install, uninstall
+from transfuse.fusion.kinds import install, uninstall
 from transfuse.fusion.plan import FusionPlan
 from transfuse.kernels.torch_ops import executions
 

@@ -14,7 +14,7 @@ from transfuse.engine.runner import ModelRunner
 from transfuse.engine.unseen import check_fused, check_model
 from transfuse.errors import UnsupportedModelError
 from transfuse.fusion.analysis import analyse_model
-from transfuse.fusion.apply import Analysis
+from transfuse.fusion.kinds import Analysis
 from transfuse.fusion.plan import FusionPlan
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from transfuse.engine.plain_runner import PlainRunner
 from transfuse.engine.step_program import StepProgram, capture_step
 from transfuse.engine.verdicts import where
 from transfuse.errors import UnsupportedModelError
-from transfuse.fusion.apply import Analysis, install, uninstall
+from transfuse.fusion.kinds import Analysis, install, uninstall
 from transfuse.fusion.plan import KindPlan
 from transfuse.kernels.cpu.loading import load_kernels
 from transfuse.kernels.torch_ops import executions

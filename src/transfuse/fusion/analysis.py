@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from transfuse.fusion.apply import Analysis, analyse
+from transfuse.fusion.apply import analyse
 from transfuse.fusion.fingerprint import fingerprint, own_source
+from transfuse.fusion.kinds import Analysis
 from transfuse.fusion.merging import unmergeable
 from transfuse.fusion.plan import FusionPlan
 from transfuse.fusion.seams import run_alone, run_ragged

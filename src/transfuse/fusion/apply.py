@@ -1,10 +1,8 @@
-"""Applies what the patterns found: one rewritten class for each kind of module, taken on by the modules of the kind."""
+"""Applies what the patterns found: one rewritten class for each kind of module."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import fx, nn
@@ -13,8 +11,10 @@ from transfuse.fusion.experts import FusedExperts, declares_experts, fused_exper
 from transfuse.fusion.fused_class import fused_class
 from transfuse.fusion.fuser import Fuser, Match, Refusal
 from transfuse.fusion.fusers import FUSERS
-from transfuse.fusion.linears import linear_module, linear_of
+from transfuse.fusion.kinds import Analysis, FusedKind
+from transfuse.fusion.linears import linear_of
 from transfuse.fusion.own_experts import is_given_experts, own_experts
+from transfuse.fusion.own_linears import with_own_linears
 from transfuse.fusion.plan import LINEAR_FUSERS, Fusion, FusionPlan, Kept, KindPlan, Status
 from transfuse.fusion.settled import settled_of
 from transfuse.fusion.sharding import styles_of
@@ -24,132 +24,12 @@ from transfuse.rewrite.fold import Known, fold
 from transfuse.rewrite.source import MethodSource, RewriteRefused, method_source
 from transfuse.trace.graph import ModelTrace, Trace
 
-log = logging.getLogger(__name__)
-
-
-@dataclass
-class FusedKind:
-    """One kind of module, with the class that its modules become.
-
-    Attributes:
-        plan: what was done.
-        fused_class: with the rewritten forward; None where nothing was fused.
-        merged: names of parameters that share storage, within a module of the kind.
-        called: linear layers that its forward still calls as modules.
-    """
-
-    plan: KindPlan
-    fused_class: type[nn.Module] | None = None
-    merged: tuple[tuple[str, ...], ...] = ()
-    called: tuple[str, ...] = ()
-
-    def refused(self, reason: str) -> FusedKind:
-        """The same kind of module with its class left as it is."""
-        plan = self.plan
-        kept = (*plan.kept, *(Kept(fusion.fuser, reason) for fusion in plan.fusions))
-        return FusedKind(replace(plan, status="refused", fusions=(), kept=kept, source=None, original=None))
-
-    def parted(self, refused: Mapping[str, str]) -> Iterator[FusedKind]:
-        """The same with some of its modules left as they are, by path, each for a reason."""
-        reasons = [] if self.fused_class is None else [refused.get(path) for path in self.plan.paths]
-        if not any(reasons):
-            yield self
-            return
-        for reason in dict.fromkeys(reasons):
-            paths = tuple(path for path, own in zip(self.plan.paths, reasons, strict=True) if own == reason)
-            part = replace(self, plan=replace(self.plan, paths=paths))
-            yield part if reason is None else part.refused(reason)
-
-
-@dataclass
-class Analysis:
-    """What can be done to a model, before it is.
-
-    Attributes:
-        plan: of the whole model.
-        kinds: of its modules.
-    """
-
-    plan: FusionPlan
-    kinds: list[FusedKind] = field(default_factory=list)
-
-    def without(self, refused: Mapping[str, str]) -> Analysis:
-        """The same, with modules of some classes left as they are.
-
-        Args:
-            refused: why, by the name of the class.
-        """
-        kinds = [
-            kind.refused(refused[kind.plan.module_class])
-            if kind.fused_class is not None and kind.plan.module_class in refused
-            else kind
-            for kind in self.kinds
-        ]
-        return self._of(kinds)
-
-    def without_modules(self, refused: Mapping[str, str]) -> Analysis:
-        """The same, with some modules left as they are.
-
-        Args:
-            refused: why, by path.
-        """
-        return self._of([part for kind in self.kinds for part in kind.parted(refused)])
-
-    def _of(self, kinds: list[FusedKind]) -> Analysis:
-        return Analysis(replace(self.plan, kinds=tuple(kind.plan for kind in kinds)), kinds)
-
 
 def analyse(model: ModelTrace, fusers: Sequence[Fuser] = FUSERS) -> Analysis:
     """Find all patterns of a recorded model and write the classes that have them fused."""
-    kinds = _with_own_linears([_kind(trace, tuple(paths), model, fusers) for trace, paths in model.kinds()], model)
+    kinds = with_own_linears([_kind(trace, tuple(paths), model, fusers) for trace, paths in model.kinds()], model)
     plan = FusionPlan(type(model.root).__name__, tuple(kind.plan for kind in kinds), model.error, layers=_layers(model))
     return Analysis(plan, kinds)
-
-
-def _with_own_linears(kinds: list[FusedKind], model: ModelTrace) -> list[FusedKind]:
-    """Have linear layers that are still called as modules run the op by themselves, and leave the others alone."""
-    own = {path for kind in kinds if _is_own_linear(kind, model) for path in kind.plan.paths}
-    called = {
-        model.aliases.get(path, path)
-        for kind in kinds
-        for owner in kind.plan.paths
-        for path in (f"{owner}.{name}".lstrip(".") for name in kind.called)
-    }
-    found: list[FusedKind] = []
-    for kind in kinds:
-        if _is_own_linear(kind, model):
-            found += _divided(kind, called)
-            continue
-        first = kind.plan.paths[0]
-        running = [n for n in kind.called if model.aliases.get(p := f"{first}.{n}".lstrip("."), p) in own]
-        styles = styles_of(model.traces[first], model) if running else {}
-        fusions = tuple(
-            Fusion("linear", (name,), (), sharding={name: styles[name]}, details={"by_itself": True})
-            for name in running
-        )
-        # Where each runs the op by itself, it does not matter that its caller could not be rewritten.
-        is_done = len(running) == len(kind.called)
-        kept = tuple(reason for reason in kind.plan.kept if not (is_done and reason.fuser == "linear"))
-        status: Status = "partial" if kept else "fused"
-        fused = replace(kind.plan, fusions=(*kind.plan.fusions, *fusions), kept=kept, status=status)
-        plan = fused if fusions else kind.plan
-        found.append(replace(kind, plan=plan))
-    return found
-
-
-def _is_own_linear(kind: FusedKind, model: ModelTrace) -> bool:
-    return kind.fused_class is not None and linear_module(model.traces[kind.plan.paths[0]]) is not None
-
-
-def _divided(kind: FusedKind, called: set[str]) -> Iterator[FusedKind]:
-    """A kind of linear layer: those that are called by themselves, and those that their callers compute."""
-    inside = tuple(path for path in kind.plan.paths if path in called)
-    others = tuple(path for path in kind.plan.paths if path not in called)
-    if inside:
-        yield replace(kind, plan=replace(kind.plan, paths=inside))
-    if others:
-        plan = replace(kind.plan, paths=others, status="kept", fusions=(), kept=(), source=None, original=None)
-        yield FusedKind(plan)
 
 
 def _layers(model: ModelTrace) -> str:
@@ -292,26 +172,3 @@ def _edited(source: MethodSource, matches: Iterable[Match], known: Known) -> Edi
 
 def _kept(refused: Iterable[Refusal]) -> tuple[Kept, ...]:
     return tuple(Kept(r.fuser, r.reason, None if r.position is None else r.position.line) for r in refused)
-
-
-def install(module: nn.Module, analysis: Analysis) -> list[tuple[nn.Module, type[nn.Module]]]:
-    """Have a module's parts take on their fused classes.
-
-    Returns:
-        Each part with the class that it had, for `uninstall`.
-    """
-    before: list[tuple[nn.Module, type[nn.Module]]] = []
-    for kind in analysis.kinds:
-        if kind.fused_class is None:
-            continue
-        for path in kind.plan.paths:
-            part = module.get_submodule(path)
-            before.append((part, type(part)))
-            part.__class__ = kind.fused_class
-    return before
-
-
-def uninstall(before: Iterable[tuple[nn.Module, type[nn.Module]]]) -> None:
-    """Give parts back the classes that they had."""
-    for part, cls in before:
-        part.__class__ = cls

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from transfuse.errors import ConfigError, UnsupportedModelError
 from transfuse.fusion.analysis import analyse_trace
-from transfuse.fusion.apply import install
 from transfuse.fusion.fused_class import original_class
+from transfuse.fusion.kinds import install
 from transfuse.fusion.plan import FusionPlan
 from transfuse.fusion.twin import meta_twin
 from transfuse.layers.experts import fused_experts_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from transfuse.fusion.apply import Analysis
+from transfuse.fusion.kinds import Analysis
 
 Group = tuple[nn.Parameter, ...]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transfuse.fusion.analysis import analyse_trace
-from transfuse.fusion.apply import Analysis, install, uninstall
+from transfuse.fusion.kinds import Analysis, install, uninstall
 from transfuse.fusion.plan import FusionPlan
 from transfuse.inspect.costs import ModelCosts, model_costs
 from transfuse.inspect.counts import NodeCounts, count_nodes

@@ -14,7 +14,7 @@ import torch
 
 from transfuse.errors import ModelError, UnsupportedModelError, WeightsError
 from transfuse.fusion.analysis import analyse_model
-from transfuse.fusion.apply import Analysis
+from transfuse.fusion.kinds import Analysis
 from transfuse.fusion.merging import merged_groups
 from transfuse.models.checkpoint import weight_files
 from transfuse.models.gguf import gguf_dtype, gguf_state_dict

@@ -17,7 +17,7 @@ from transfuse.engine.fused_runner import FusedRunner
 from transfuse.engine.plain_runner import PlainRunner
 from transfuse.errors import UnsupportedModelError
 from transfuse.fusion.analysis import analyse_model
-from transfuse.fusion.apply import Analysis
+from transfuse.fusion.kinds import Analysis
 from transfuse.fusion.plan import Fusion
 from transfuse.kernels.cpu.loading import load_kernels
 from transfuse.kernels.torch_ops import executions

@@ -13,7 +13,7 @@ from tests.unit.fusion.conftest import Fused, fusions, hidden, names, randomise,
 from tests.zoo import build
 from transfuse import fuse, unfuse
 from transfuse.fusion.analysis import analyse_model
-from transfuse.fusion.apply import install, uninstall
+from transfuse.fusion.kinds import install, uninstall
 from transfuse.kernels.torch_ops import executions
 
 SETTINGS: dict[str, dict[str, Any]] = {
