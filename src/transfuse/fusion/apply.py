@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx, nn
@@ -27,9 +28,39 @@ from transfuse.trace.graph import ModelTrace, Trace
 
 def analyse(model: ModelTrace, fusers: Sequence[Fuser] = FUSERS) -> Analysis:
     """Find all patterns of a recorded model and write the classes that have them fused."""
-    kinds = with_own_linears([_kind(trace, tuple(paths), model, fusers) for trace, paths in model.kinds()], model)
+    kinds = [_kind(trace, tuple(paths), model, fusers) for trace, paths in model.kinds()]
+    kinds = with_own_linears(_without_experts(kinds), model)
     plan = FusionPlan(type(model.root).__name__, tuple(kind.plan for kind in kinds), model.error, layers=_layers(model))
     return Analysis(plan, kinds)
+
+
+def _without_experts(kinds: list[FusedKind]) -> list[FusedKind]:
+    """The same, with all below experts that one op computes left as it is: nothing calls it."""
+    experts = {
+        f"{owner}.{child}.".lstrip(".")
+        for kind in kinds
+        for fusion in kind.plan.fusions
+        if fusion.fuser == "experts" and fusion.merged
+        for owner in kind.plan.paths
+        for child in fusion.children
+    }
+    found: list[FusedKind] = []
+    for kind in kinds if experts else []:
+        inside = {path for path in kind.plan.paths if _prefixes(path) & experts}
+        others = tuple(path for path in kind.plan.paths if path not in inside)
+        if inside:
+            left: dict[str, Any] = {"status": "kept", "fusions": (), "kept": (), "source": None, "original": None}
+            paths = tuple(path for path in kind.plan.paths if path in inside)
+            found.append(FusedKind(replace(kind.plan, paths=paths, num_linears=0, **left)))
+        if others:
+            found.append(replace(kind, plan=replace(kind.plan, paths=others)))
+    return found or kinds
+
+
+def _prefixes(path: str) -> set[str]:
+    """The paths of all that holds a module, and its own, each with a dot at its end."""
+    parts = path.split(".")
+    return {f"{'.'.join(parts[:count])}." for count in range(1, len(parts) + 1)}
 
 
 def _layers(model: ModelTrace) -> str:
@@ -65,7 +96,8 @@ def _kind(trace: Trace, paths: tuple[str, ...], model: ModelTrace, fusers: Seque
         return FusedKind(plan, called=tuple(str(node.target) for node in linears))
     known = settled_of(model.root.get_submodule(trace.path), model.root)
     applied, refused, source = _applied(trace, model, fusers, known)
-    refused += [] if own is None else [own]
+    if own is not None and not any(match.fuser == own.fuser for match in applied):
+        refused.append(own)
     fused = {node for match in applied for node in match.nodes}
     called = tuple(str(node.target) for node in linears if node not in fused)
     if source is None or not applied:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from transfuse.trace.graph import ModelTrace, TensorFacts, Trace, value_of
 from transfuse.trace.values import Constant
 
 _HALF = (torch.bfloat16, torch.float16)
+# Between the beginnings of two rows of overlapping numbers.
+_STEP = 3
 
 
 class NotEvaluable(Exception):
@@ -124,3 +127,14 @@ def _needed(wanted: Sequence[Any], given: Mapping[fx.Node, Any]) -> set[fx.Node]
             found.add(node)
             waiting.extend(node.all_input_nodes)
     return found
+
+
+def overlapping_numbers(
+    shape: Sequence[int], generator: torch.Generator, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Random numbers of which one is in several places: weights of their full size would not fit."""
+    columns = shape[-1] if shape else 1
+    count = _STEP * math.prod(shape[:-1]) + columns
+    strides = [_STEP * math.prod(shape[i + 1 : -1]) for i in range(len(shape) - 1)]
+    numbers = (torch.randn(count, generator=generator) / columns**0.5).to(dtype)
+    return torch.as_strided(numbers, tuple(shape), (*strides, 1) if shape else ())

@@ -10,6 +10,7 @@ from transfuse.fusion.glu import GluFuser
 from transfuse.fusion.inline_rotary import InlineRotaryFuser
 from transfuse.fusion.mla import LatentAttentionFuser
 from transfuse.fusion.mlp import ActivatedLinearFuser, LinearFunctionFuser, LinearFuser
+from transfuse.fusion.module_list_experts import ModuleListExpertsFuser
 from transfuse.fusion.norm import NormFuser
 from transfuse.fusion.packed_qkv import PackedQkvFuser
 from transfuse.fusion.qkv import SharedInputFuser
@@ -26,6 +27,7 @@ FUSERS: tuple[Fuser, ...] = (
     InlineRotaryFuser(),
     RouterFuser(),
     DenseExpertsFuser(),
+    ModuleListExpertsFuser(),
     GluFuser(),
     LatentAttentionFuser(),
     SharedInputFuser(),

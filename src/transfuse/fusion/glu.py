@@ -30,8 +30,16 @@ from transfuse.trace.graph import ModelTrace, TensorFacts, Trace, value_of
 
 
 @dataclass(frozen=True)
-class _Glu:
-    """A product that is a gated linear unit."""
+class Glu:
+    """A product that is a gated linear unit.
+
+    Attributes:
+        product: the result, cast or not.
+        gate: what it computes of the linear layers' results.
+        linears: gate and up, or one layer for both.
+        layout: how the two lie in its rows.
+        nodes: from the linear layers to the product.
+    """
 
     product: fx.Node
     gate: Gate
@@ -48,15 +56,11 @@ class GluFuser(Fuser):
     def find(self, trace: Trace, model: ModelTrace) -> Iterator[Match | Refusal]:
         """See `Fuser.find`."""
         for node in trace.graph.nodes:
-            if op(node) != "mul" or len(node.args) < 2:
-                continue
-            for gated, up in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
-                found = _glu(node, gated, up, trace, model)
-                if found is not None:
-                    yield self._match(found, trace, model)
-                    break
+            found = glu_of(node, trace, model)
+            if found is not None:
+                yield self._match(found, trace, model)
 
-    def _match(self, glu: _Glu, trace: Trace, model: ModelTrace) -> Match | Refusal:
+    def _match(self, glu: Glu, trace: Trace, model: ModelTrace) -> Match | Refusal:
         product = glu.product
         besides = used_elsewhere(set(glu.nodes), product)
         if besides is not None:
@@ -105,7 +109,15 @@ class GluFuser(Fuser):
         )
 
 
-def _glu(product: fx.Node, gated: Any, up: Any, trace: Trace, model: ModelTrace) -> _Glu | None:
+def glu_of(node: Any, trace: Trace, model: ModelTrace) -> Glu | None:
+    """The gated linear unit whose product a node is; None where it is anything else."""
+    if op(node) != "mul" or len(node.args) < 2:
+        return None
+    one, other = node.args[:2]
+    return _glu(node, one, other, trace, model) or _glu(node, other, one, trace, model)
+
+
+def _glu(product: fx.Node, gated: Any, up: Any, trace: Trace, model: ModelTrace) -> Glu | None:
     gate = gate_of(gated, up, trace, model)
     if gate is None:
         return None
@@ -126,7 +138,7 @@ def _glu(product: fx.Node, gated: Any, up: Any, trace: Trace, model: ModelTrace)
     result = value_of(product)
     if not isinstance(facts, TensorFacts) or not isinstance(result, TensorFacts) or facts.dtype != result.dtype:
         return None
-    return _Glu(product, gate, linears, layout, frozenset(between(product, linears[0].source)))
+    return Glu(product, gate, linears, layout, frozenset(between(product, linears[0].source)))
 
 
 def _cast_back(product: fx.Node, facts: Any) -> fx.Node:

@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from transfuse.fusion.activation import activation_of
+from transfuse.fusion.evaluate import overlapping_numbers
 from transfuse.fusion.experts import FusedExperts, with_body
 from transfuse.fusion.fused_class import fused_class
 from transfuse.fusion.linears import caller, owner_of
@@ -27,8 +28,6 @@ from transfuse.trace.structure import has_hooks
 
 _NUM_TOKENS = 6
 _TOLERANCE = 1e-4
-# Between the beginnings of two rows of random numbers.
-_STEP = 3
 _ROLES = ("up", "gate", "down")
 _Settings = dict[str, Any]
 
@@ -140,17 +139,9 @@ class _Trial:
         self.size, self._k = x.shape[-1], indices.shape[1]
         self.num_dimensions = len(x.shape)
         self._generator = torch.Generator().manual_seed(0)
-        self.parameters = {name: self._numbers(p.shape) for name, p in module.named_parameters()}
-        self._buffers = {name: self._numbers(b.shape) for name, b in module.named_buffers()}
+        self.parameters = {name: overlapping_numbers(p.shape, self._generator) for name, p in module.named_parameters()}
+        self._buffers = {name: overlapping_numbers(b.shape, self._generator) for name, b in module.named_buffers()}
         self._results: dict[tuple[int, ...], _Result | None] = {}
-
-    def _numbers(self, shape: torch.Size) -> torch.Tensor:
-        """Random numbers of which one is in several places: experts of their full size would not fit."""
-        columns = shape[-1] if shape else 1
-        count = _STEP * math.prod(shape[:-1]) + columns
-        strides = [_STEP * math.prod(shape[i + 1 : -1]) for i in range(len(shape) - 1)]
-        numbers = torch.randn(count, generator=self._generator) / columns**0.5
-        return torch.as_strided(numbers, shape, (*strides, 1) if shape else ())
 
     def completed(self, settings: _Settings) -> _Settings | None:
         """The settings and what becomes of tokens that go to no expert; None where the op gives something else."""

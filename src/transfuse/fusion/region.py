@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ from transfuse.fusion.query import op, uncast
 from transfuse.rewrite.branches import first_branch, is_straight, side_effect
 from transfuse.rewrite.edit import Edits, holds
 from transfuse.rewrite.liveness import assigned_names, enclosing
-from transfuse.rewrite.source import RewriteRefused, position_of
-from transfuse.trace.graph import Position, value_of
+from transfuse.rewrite.source import RewriteRefused, covers, position_of
+from transfuse.trace.graph import value_of
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _refuse_more(
     for statement in region:
         if _needed(edits, [region], results, replaced, statement):
             raise RewriteRefused(f"{ast.unparse(statement)} is needed besides ({edits.source.where(statement)})")
-    stored = _stored(region)
+    stored = stored_in(region)
     others = [s for s in region if isinstance(s, ast.Expr) and not _changes_own(s.value, stored)]
     more = next(iter(others), None) or first_branch(region) or side_effect(region)
     if more is not None:
@@ -106,7 +106,7 @@ def _needed(
 ) -> bool:
     """Whether something after the router reads what one of its statements assigns, besides the results."""
     last = max(part.end_lineno or 0 for level in levels for part in level)
-    names = _stored([statement]) - results
+    names = stored_in([statement]) - results
     return any(
         isinstance(node, ast.Name)
         and isinstance(node.ctx, ast.Load)
@@ -117,7 +117,8 @@ def _needed(
     )
 
 
-def _stored(statements: list[ast.stmt]) -> set[str]:
+def stored_in(statements: Iterable[ast.AST]) -> set[str]:
+    """The variables that statements assign."""
     nodes = (node for statement in statements for node in ast.walk(statement))
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
@@ -197,7 +198,7 @@ def _levels(edits: Edits, routing: Routing, first: ast.stmt) -> list[list[ast.st
     inner: ast.AST = first
     for owner, body in enclosing(edits.source.tree, first):
         rest = body[next(i for i, s in enumerate(body) if s is inner) + 1 :]
-        own = [i for i, s in enumerate(rest) if not isinstance(s, ast.Return) and any(_covers(s, p) for p in places)]
+        own = [i for i, s in enumerate(rest) if not isinstance(s, ast.Return) and any(covers(s, p) for p in places)]
         if own:
             levels.append(rest[own[0] : own[-1] + 1])
         if own and not isinstance(owner, ast.With | ast.FunctionDef):
@@ -213,7 +214,7 @@ def _weights_variable(edits: Edits, routing: Routing, region: list[ast.stmt]) ->
     position = routing.weights.meta.get("position")
     for statement in region:
         for part in ast.walk(statement):
-            if position is None or not isinstance(part, ast.stmt) or not _covers(part, position):
+            if position is None or not isinstance(part, ast.stmt) or not covers(part, position):
                 continue
             names = assigned_names(part)
             value = getattr(part, "value", None)
@@ -226,7 +227,7 @@ def _weights_variable(edits: Edits, routing: Routing, region: list[ast.stmt]) ->
     if op(routing.weights) == "getitem" and position is None:
         names, _ = _targets(edits, routing.weights)
         return names[0], False
-    if position is not None and any(_covers(s, position) for s in _statements(edits) if isinstance(s, ast.Return)):
+    if position is not None and any(covers(s, position) for s in _statements(edits) if isinstance(s, ast.Return)):
         return edits.fresh("routing_weights"), True
     raise RewriteRefused(f"the router's weights are no variable ({edits.source.where(position)})")
 
@@ -291,10 +292,3 @@ def _arguments(settings: dict[str, Any]) -> str:
 
 def _statements(edits: Edits) -> list[ast.stmt]:
     return [node for node in ast.walk(edits.source.tree) if isinstance(node, ast.stmt)]
-
-
-def _covers(statement: ast.AST, position: Position) -> bool:
-    """Whether an expression lies in a statement."""
-    start = (statement.lineno, statement.col_offset)  # type: ignore[attr-defined]
-    stop = (statement.end_lineno, statement.end_col_offset)  # type: ignore[attr-defined]
-    return bool(start <= (position.line, position.column) and (position.end_line, position.end_column) <= stop)

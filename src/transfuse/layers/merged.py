@@ -82,12 +82,14 @@ class _Joined:
         # Every module on the way to a part, by the mapping that another one would be put into.
         self._links: list[tuple[dict[str, Any], str, nn.Module]] = []
         modules: list[Any] = []
+        known: set[int] = set()
         for path in children:
             here: Any = module
             for name in path.split("."):
                 link = here._modules, name, here._modules[name]
                 here = link[2]
-                if not any(here is known for _, _, known in self._links):
+                if id(here) not in known:
+                    known.add(id(here))
                     self._links.append(link)
             modules.append(here)
         self._homes = [child._parameters for child in modules]

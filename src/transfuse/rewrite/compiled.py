@@ -55,20 +55,39 @@ def compile_method(source: MethodSource, tree: ast.FunctionDef) -> RewrittenMeth
     return RewrittenMethod(wrapped_alike(source.method, function), text, file)
 
 
+def compile_part(source: MethodSource, tree: ast.FunctionDef, **names: Any) -> FunctionType:
+    """A function made of a part of a method, to be tried by itself.
+
+    Args:
+        source: the method.
+        tree: the function, which may have the method's arguments and their defaults; stays as it is.
+        names: what it finds besides the globals of the method, of which it gets a copy.
+    """
+    tree = ast.fix_missing_locations(copy.deepcopy(tree))
+    tree.decorator_list, tree.returns = [], None
+    return _executed(tree, source.file, source.function, {**source.function.__globals__, **names})
+
+
 def _function(text: str, file: str, original: FunctionType) -> FunctionType:
-    module = ast.parse(text, filename=file)
-    definition = module.body[0]
+    definition = ast.parse(text, filename=file).body[0]
     assert isinstance(definition, ast.FunctionDef)
+    function = _executed(definition, file, original, original.__globals__)
+    functools.update_wrapper(function, original)
+    del function.__wrapped__  # type: ignore[attr-defined]
+    return function
+
+
+def _executed(definition: ast.FunctionDef, file: str, original: FunctionType, names: dict[str, Any]) -> FunctionType:
     # Defaults are the original's objects: some read names that only its class's body had. The places are all there.
     arguments = definition.args
     arguments.defaults = [ast.copy_location(ast.Constant(None), old) for old in arguments.defaults]
     arguments.kw_defaults = [old and ast.copy_location(ast.Constant(None), old) for old in arguments.kw_defaults]
     # Annotations stay text: nothing reads them, and some name what only a type checker imports.
     flags = (original.__code__.co_flags & FUTURE_FLAGS) | _ANNOTATIONS
+    module = ast.Module(body=[definition], type_ignores=[])
     namespace: dict[str, Any] = {}
-    exec(compile(module, file, "exec", dont_inherit=True, flags=flags), original.__globals__, namespace)
+    exec(compile(module, file, "exec", dont_inherit=True, flags=flags), names, namespace)
     function: FunctionType = namespace[definition.name]
-    function.__defaults__, function.__kwdefaults__ = original.__defaults__, original.__kwdefaults__
-    functools.update_wrapper(function, original)
-    del function.__wrapped__  # type: ignore[attr-defined]
+    if arguments.defaults or arguments.kw_defaults:
+        function.__defaults__, function.__kwdefaults__ = original.__defaults__, original.__kwdefaults__
     return function

@@ -16,7 +16,15 @@ from typing import Any
 from transfuse.rewrite.wrappers import RewriteRefused, wrapped_alike
 from transfuse.trace.graph import Position
 
-__all__ = ["FUTURE_FLAGS", "MethodSource", "RewriteRefused", "find_expression", "method_source", "position_of"]
+__all__ = [
+    "FUTURE_FLAGS",
+    "MethodSource",
+    "RewriteRefused",
+    "covers",
+    "find_expression",
+    "method_source",
+    "position_of",
+]
 
 # Flags of `from __future__` imports that a function was compiled with.
 FUTURE_FLAGS: int = functools.reduce(
@@ -174,6 +182,13 @@ def position_of(node: ast.AST) -> Position | None:
     if not isinstance(node, ast.expr) or any(number is None for number in numbers):
         return None
     return Position(*(int(number or 0) for number in numbers))
+
+
+def covers(node: ast.AST, position: Position) -> bool:
+    """Whether an expression lies in a statement, or in another expression."""
+    start = (node.lineno, node.col_offset)  # type: ignore[attr-defined]
+    stop = (node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+    return bool(start <= (position.line, position.column) and (position.end_line, position.end_column) <= stop)
 
 
 def find_expression(source: MethodSource, position: Position) -> ast.expr:

@@ -32,8 +32,15 @@ _ITEMS: frozenset[_Question] = frozenset({torch.Tensor.item})
 _ALL: frozenset[_Question] = frozenset({torch.all, torch.Tensor.all, torch._is_all_true})
 _INDEXED: frozenset[_Question] = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
 _LISTS: frozenset[_Question] = frozenset({torch.Tensor.tolist})
+_ARRAYS: frozenset[_Question] = frozenset({torch.Tensor.numpy})
 _SPLITS: frozenset[_Question] = frozenset({torch.split, torch.Tensor.split})
+_TO_HOST: frozenset[_Question] = frozenset({torch.Tensor.cpu})
 _QUESTIONS = _NUMBERS.keys() | _COMPARISONS | _FINDERS | _ITEMS
+# Their results add up to how many numbers they are given.
+_COUNTERS: frozenset[_Question] = frozenset({torch.bincount, torch.Tensor.bincount, torch.nn.functional.one_hot})
+_MARKERS: frozenset[_Question] = frozenset({torch.scatter, torch.Tensor.scatter, torch.Tensor.scatter_})
+# They change neither what numbers add up to, nor that.
+_SUMS = frozenset({"sum", "to", "long", "int", "cpu", "view", "reshape", "flatten", "permute", "transpose", "detach"})
 
 
 class Shares(list[int]):
@@ -47,19 +54,22 @@ class Shares(list[int]):
 class Answers:
     """What tensors on `meta` say when they are asked.
 
-    Checks hold (`all`, `equal`), other conditions do not, numbers are 1, and searches find two things.
+    Checks hold (`all`, `equal`), other conditions do not, numbers are 1, and searches find two things. What was counted
+    falls to each in equal parts.
     """
 
     def __init__(self) -> None:
         # Results of `all`, kept so that their identities stay theirs.
         self._checks: dict[int, torch.Tensor] = {}
+        # Tensors that hold counts, and what these add up to.
+        self._counts: dict[int, tuple[torch.Tensor, int]] = {}
 
     def is_question(self, func: _Question, args: tuple[Any, ...]) -> bool:
         """Whether the result of a call would be numbers that do not exist."""
         if not args or not isinstance(args[0], torch.Tensor) or not args[0].is_meta:
             return False
         is_vector = args[0].ndim == 1 and not args[0].is_floating_point()
-        return func in _QUESTIONS or (func in _LISTS and is_vector)
+        return func in _QUESTIONS or (func in _LISTS | _ARRAYS and is_vector)
 
     def run(self, func: _Question, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call what is no question, with numbers for the tensors that are used as an index."""
@@ -68,7 +78,9 @@ class Answers:
             args = (args[0], index, *args[2:])
         if func in _SPLITS and len(args) > 1 and isinstance(args[1], Shares):
             args = (args[0], args[1].of(args[0].shape[kwargs.get("dim", args[2] if len(args) > 2 else 0)]), *args[2:])
-        result = func(*args, **kwargs)
+        is_moved = func in _TO_HOST and args[0].is_meta
+        result = args[0].clone() if is_moved else func(*args, **kwargs)
+        self._count(func, args, kwargs, result)
         if func in _ALL and isinstance(result, torch.Tensor):
             self._checks[id(result)] = result
         return result
@@ -80,10 +92,24 @@ class Answers:
             return True
         if func in _FINDERS:
             return self._found(func(*args, **kwargs))
-        if func in _LISTS:
-            return Shares([1] * tensor.numel())
+        if func in _LISTS | _ARRAYS:
+            shares = Shares([1] * tensor.numel())
+            shares = Shares(shares.of(self._counts[id(tensor)][1])) if id(tensor) in self._counts else shares
+            return torch.tensor(shares, dtype=tensor.dtype, device="cpu").numpy() if func in _ARRAYS else shares
         kind = _NUMBERS.get(func) or _kind(tensor.dtype)
         return id(tensor) in self._checks if kind is bool else kind(1)
+
+    def _count(self, func: _Question, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Note what a tensor's numbers add up to, where they are counts."""
+        if not isinstance(result, torch.Tensor) or not args or not isinstance(args[0], torch.Tensor):
+            return
+        index, value = (kwargs.get(n, args[i] if len(args) > i else None) for n, i in (("index", 2), ("value", 3)))
+        if func in _COUNTERS:
+            self._counts[id(result)] = result, args[0].numel()
+        elif func in _MARKERS and isinstance(index, torch.Tensor) and value == 1:
+            self._counts[id(result)] = result, index.numel()
+        elif id(args[0]) in self._counts and getattr(func, "__name__", "") in _SUMS:
+            self._counts[id(result)] = result, self._counts[id(args[0])][1]
 
     def _found(self, result: Any) -> Any:
         if isinstance(result, tuple):

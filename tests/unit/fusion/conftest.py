@@ -42,7 +42,8 @@ def _results(module: nn.Module, inputs: tuple[torch.Tensor, ...], train: bool) -
     results = list(result) if isinstance(result, tuple) else [result]
     if train and results[0].requires_grad:
         sum(r.square().sum() for r in results if r.is_floating_point()).backward()  # type: ignore[union-attr]
-    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    # Where no gradient arrives there is none, or one of zeros: for experts that nothing was given to.
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters()]
     return [*(r.detach().clone() for r in results), *(gradient.clone() for gradient in gradients)]
 
 
