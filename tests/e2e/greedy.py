@@ -50,9 +50,9 @@ def tiny_cache(folder: Path, longest: int) -> Scenario:
 
 
 @torch.inference_mode()
-def generated(folder: Path, prompts: Sequence[Tokens], num_tokens: int) -> list[Tokens]:
+def generated(folder: Path, prompts: Sequence[Tokens], num_tokens: int, **options: Any) -> list[Tokens]:
     """What `generate` continues each prompt with, alone, in float32."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     results = []

@@ -79,27 +79,39 @@ class Region:
         return [*self.statements, ast.Return(ast.Name(self.result, ast.Load()))]
 
 
-def regions(source: MethodSource, position: Position, *, is_elsewhere: bool) -> Iterator[Region]:
-    """What may be all that a forward does with its experts, the least first.
+def core(source: MethodSource, position: Position, *, is_elsewhere: bool) -> Region:
+    """The least of a forward that runs all experts: a loop, or the call of a function that does.
 
     Args:
         source: the forward.
-        position: where it calls an expert, or the function that does.
+        position: where it calls an expert, or the function.
         is_elsewhere: whether it is such a function.
     """
     tree = source.tree
     inside = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n is not tree and covers(n, position)]
     if not inside:
-        return
+        raise RewriteRefused(f"the experts are not called in the forward ({source.where()})")
     loops = [statement for statement in inside if isinstance(statement, _LOOPS)]
-    whole = loops[0] if loops else inside[-1]
     if is_elsewhere and not loops:
-        yield Region((whole,), find_expression(source, position), None)
-    body = next(body for _, body in enclosing(tree, whole))
+        return Region((inside[-1],), find_expression(source, position), None)
+    return Region((loops[0] if loops else inside[-1],), None, None)
+
+
+def regions(source: MethodSource, least: Region) -> Iterator[Region]:
+    """What may be all that a forward does with its experts, the least first.
+
+    Args:
+        source: the forward.
+        least: what `core` gave.
+    """
+    if least.expression is not None:
+        yield least
+    (whole,) = least.statements
+    body = next(body for _, body in enclosing(source.tree, whole))
     index = next(i for i, statement in enumerate(body) if statement is whole)
     for stop in range(index, len(body)):
         for start in range(index, -1, -1):
-            yield from _whole(tree, tuple(body[start : stop + 1]))
+            yield from _whole(source.tree, tuple(body[start : stop + 1]))
 
 
 def _whole(tree: ast.FunctionDef, statements: tuple[ast.stmt, ...]) -> Iterator[Region]:

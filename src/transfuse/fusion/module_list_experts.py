@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from transfuse.fusion.activation import activation_of
 from transfuse.fusion.evaluate import overlapping_numbers
-from transfuse.fusion.expert_loop import Region, Survey, regions
+from transfuse.fusion.expert_loop import Region, Survey, core, regions
 from transfuse.fusion.expert_loop_trial import Loop, LoopTrial
 from transfuse.fusion.fuser import Fuser, Match, Refusal, child_trace, is_simple
 from transfuse.fusion.glu import glu_of
@@ -152,11 +152,11 @@ def _alike(
         RewriteRefused: they are not all alike, or something else than feed-forwards.
     """
     where = source.where(calls[0].meta.get("position"))
+    if any(has_hooks(part) or "forward" in vars(part) for part in experts.modules()):
+        raise RewriteRefused(f"its experts have hooks or forwards of their own ({where})")
     kinds = structure_of(experts)
     if len({kinds[id(expert)] for expert in experts}) > 1:
         raise RewriteRefused(f"its experts are of several kinds ({where})")
-    if any(has_hooks(part) or "forward" in vars(part) for part in experts.modules()):
-        raise RewriteRefused(f"its experts have hooks or forwards of their own ({where})")
     given = [value_of(call.args[0]) if len(call.args) == 1 and not call.kwargs else None for call in calls]
     inner = child_trace(trace, str(calls[0].target), model)
     expert = None if inner is None else expert_of(inner, model)
@@ -232,7 +232,10 @@ def _loop(
         raise RewriteRefused(f"its experts are called in several places ({source.where(position)})")
     trial = LoopTrial(trace, owner, source, name, expert.down.out_features)
     survey = Survey(source, owner, settled_of(owner, model.root))
-    for region in regions(source, position, is_elsewhere=bool(calls[0].meta.get("helpers"))):
+    least = core(source, position, is_elsewhere=bool(calls[0].meta.get("helpers")))
+    # Nothing but its own code runs before that is known to be harmless.
+    survey.numbers(least)
+    for region in regions(source, least):
         loop = trial.looks_like(region)
         if loop is None:
             continue

@@ -37,7 +37,8 @@ _SPLITS: frozenset[_Question] = frozenset({torch.split, torch.Tensor.split})
 _TO_HOST: frozenset[_Question] = frozenset({torch.Tensor.cpu})
 _QUESTIONS = _NUMBERS.keys() | _COMPARISONS | _FINDERS | _ITEMS
 # Their results add up to how many numbers they are given.
-_COUNTERS: frozenset[_Question] = frozenset({torch.bincount, torch.Tensor.bincount, torch.nn.functional.one_hot})
+_BINCOUNTS: frozenset[_Question] = frozenset({torch.bincount, torch.Tensor.bincount})
+_COUNTERS = _BINCOUNTS | {torch.nn.functional.one_hot}
 _MARKERS: frozenset[_Question] = frozenset({torch.scatter, torch.Tensor.scatter, torch.Tensor.scatter_})
 # They change neither what numbers add up to, nor that.
 _SUMS = frozenset({"sum", "to", "long", "int", "cpu", "view", "reshape", "flatten", "permute", "transpose", "detach"})
@@ -78,8 +79,7 @@ class Answers:
             args = (args[0], index, *args[2:])
         if func in _SPLITS and len(args) > 1 and isinstance(args[1], Shares):
             args = (args[0], args[1].of(args[0].shape[kwargs.get("dim", args[2] if len(args) > 2 else 0)]), *args[2:])
-        is_moved = func in _TO_HOST and args[0].is_meta
-        result = args[0].clone() if is_moved else func(*args, **kwargs)
+        result = _made(func, args, kwargs) if args and _is_meta(args[0]) else func(*args, **kwargs)
         self._count(func, args, kwargs, result)
         if func in _ALL and isinstance(result, torch.Tensor):
             self._checks[id(result)] = result
@@ -106,7 +106,7 @@ class Answers:
         index, value = (kwargs.get(n, args[i] if len(args) > i else None) for n, i in (("index", 2), ("value", 3)))
         if func in _COUNTERS:
             self._counts[id(result)] = result, args[0].numel()
-        elif func in _MARKERS and isinstance(index, torch.Tensor) and value == 1:
+        elif func in _MARKERS and isinstance(index, torch.Tensor) and type(value) is int and value == 1:
             self._counts[id(result)] = result, index.numel()
         elif id(args[0]) in self._counts and getattr(func, "__name__", "") in _SUMS:
             self._counts[id(result)] = result, self._counts[id(args[0])][1]
@@ -115,6 +115,18 @@ class Answers:
         if isinstance(result, tuple):
             return tuple(part[:_NUM_FOUND] for part in result)
         return result[:_NUM_FOUND]
+
+
+def _made(func: _Question, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a call gives, also one that torch does not run on `meta`."""
+    minlength = kwargs.get("minlength", args[2] if len(args) > 2 else 0) if func in _BINCOUNTS else 0
+    if minlength:
+        return args[0].new_zeros(minlength)
+    return args[0].clone() if func in _TO_HOST else func(*args, **kwargs)
+
+
+def _is_meta(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_meta
 
 
 def _index(value: Any) -> Any:

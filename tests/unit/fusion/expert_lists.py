@@ -239,3 +239,170 @@ class ListedBlock(nn.Module):
         logits = self.gate(flat)
         share, chosen = logits.softmax(-1).topk(TOP, dim=-1)
         return self.experts(flat, chosen, share).view(x.shape)
+
+
+class Arrays(Sorted):
+    """That counts with numpy."""
+
+    @torch.no_grad()
+    def infer(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        result = torch.zeros_like(x)
+        flat = ids.view(-1)
+        order = flat.argsort()
+        ends = flat.bincount(minlength=self.classes).cpu().numpy().cumsum(0)
+        tokens = order // TOP
+        for i, end in enumerate(ends):
+            start = 0 if i == 0 else ends[i - 1]
+            if start == end:
+                continue
+            token = tokens[start:end]
+            made = self.specialists[i](x[token])
+            made.mul_(weights.view(-1, 1)[order[start:end]])
+            result.scatter_reduce_(0, token.view(-1, 1).repeat(1, x.shape[-1]), made, reduce="sum")
+        return result
+
+
+class Looped(Routed):
+    """The loop of which others change one thing."""
+
+    limit = 5000
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, SIZE)
+        logits = self.switch(flat)
+        share, chosen = logits.softmax(-1).topk(TOP, dim=-1)
+        total = torch.zeros_like(flat)
+        for index, specialist in enumerate(self.specialists):
+            token, place = self.chosen_by(chosen == index, self.limit)
+            made = self.made(specialist, flat[token], index)
+            total.index_add_(0, token, made * share[token, place, None])
+        return total.view_as(x)
+
+    def chosen_by(self, mask: torch.Tensor, limit: int) -> tuple[torch.Tensor, ...]:
+        return torch.where(mask)
+
+    def made(self, specialist: nn.Module, x: torch.Tensor, index: int) -> torch.Tensor:
+        return specialist(x)
+
+
+class Capped(Looped):
+    """An expert takes its share of the tokens and some more, and no others."""
+
+    def chosen_by(self, mask: torch.Tensor, limit: int) -> tuple[torch.Tensor, ...]:
+        capacity = int(1.25 * mask.numel() / EXPERTS) + 1
+        token, place = torch.where(mask)
+        return token[:capacity], place[:capacity]
+
+
+class CappedAtMany(Looped):
+    """An expert takes more tokens than most steps have, and no others."""
+
+    def chosen_by(self, mask: torch.Tensor, limit: int) -> tuple[torch.Tensor, ...]:
+        token, place = torch.where(mask)
+        return token[:limit], place[:limit]
+
+
+class CappedBeyondTrying(CappedAtMany):
+    limit = 10**7
+
+
+class Compared(Looped):
+    def chosen_by(self, mask: torch.Tensor, limit: int) -> tuple[torch.Tensor, ...]:
+        token, place = torch.where(mask)
+        return (token, place) if len(token) < limit * limit else (token[:1], place[:1])
+
+
+class Limited(Looped):
+    def chosen_by(self, mask: torch.Tensor, limit: int) -> tuple[torch.Tensor, ...]:
+        token, place = torch.where(mask)
+        count = min(len(token), limit * limit)
+        return token[:count], place[:count]
+
+
+class Noisy(Looped):
+    """That forgets some in training."""
+
+    def made(self, specialist: nn.Module, x: torch.Tensor, index: int) -> torch.Tensor:
+        return functional.dropout(specialist(x), 0.1, self.training)
+
+
+class Counting(Looped):
+    calls = 0
+
+    def made(self, specialist: nn.Module, x: torch.Tensor, index: int) -> torch.Tensor:
+        self.calls += 1
+        return specialist(x)
+
+
+class Counted(Looped):
+    """That keeps how many tokens each expert was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("load", torch.zeros(EXPERTS))
+
+    def made(self, specialist: nn.Module, x: torch.Tensor, index: int) -> torch.Tensor:
+        self.load[index].add_(len(x))
+        return specialist(x)
+
+
+class Telling(Looped):
+    def made(self, specialist: nn.Module, x: torch.Tensor, index: int) -> torch.Tensor:
+        print(index)
+        return specialist(x)
+
+
+class NormedOutputs(Looped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(SIZE)
+
+    def made(self, specialist: nn.Module, x: torch.Tensor, index: int) -> torch.Tensor:
+        return self.norm(specialist(x))
+
+
+class LastIsStronger(Looped):
+    def made(self, specialist: nn.Module, x: torch.Tensor, index: int) -> torch.Tensor:
+        return specialist(x) * (2 if index == EXPERTS - 1 else 1)
+
+
+class LastIsLarger(Looped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.specialists[-1].w1 = nn.Linear(SIZE, 2 * INNER, bias=False)
+        self.specialists[-1].w3 = nn.Linear(SIZE, 2 * INNER, bias=False)
+        self.specialists[-1].w2 = nn.Linear(2 * INNER, SIZE, bias=False)
+
+
+class Hooked(Looped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.specialists[2].register_forward_hook(lambda module, args, output: None)
+
+
+class Constant(Looped):
+    """Whose weights are not trained."""
+
+    def made(self, specialist: nn.Module, x: torch.Tensor, index: int) -> torch.Tensor:
+        return specialist(x.detach())
+
+
+class Mixed(Looped):
+    """An expert sees what the tokens beside it are."""
+
+    def made(self, specialist: nn.Module, x: torch.Tensor, index: int) -> torch.Tensor:
+        return specialist(x - x.mean(0))
+
+
+class WideResults(Looped):
+    """That sums in float32, and gives that."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, SIZE)
+        logits = self.switch(flat)
+        share, chosen = logits.softmax(-1).topk(TOP, dim=-1)
+        total = torch.zeros_like(flat, dtype=torch.float32)
+        for index, specialist in enumerate(self.specialists):
+            token, place = torch.where(chosen == index)
+            total.index_add_(0, token, (specialist(flat[token]) * share[token, place, None]).float())
+        return total.view_as(x)
