@@ -34,7 +34,7 @@ def folder(tmp_path: Path, zoo_folder: Callable[[str], Path], monkeypatch: pytes
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     path = tmp_path / "mixture"
     shutil.copytree(zoo_folder("llama"), path)
-    shutil.copy(HERE / "custom_code" / "modeling_mixture.py", path)
+    shutil.copy(HERE / "planted" / "modeling_mixture.py", path)
     config = json.loads((path / "config.json").read_text())
     names = {"AutoConfig": "MixtureConfig", "AutoModelForCausalLM": "MixtureForCausalLM"}
     config |= {

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from transfuse.fusion.activation import activation_of
-from transfuse.fusion.evaluate import overlapping_numbers
 from transfuse.fusion.expert_loop import Region, Survey, core, regions
 from transfuse.fusion.expert_loop_trial import Loop, LoopTrial
-from transfuse.fusion.fuser import Fuser, Match, Refusal, child_trace, is_simple
-from transfuse.fusion.glu import glu_of
-from transfuse.fusion.linears import Linear, caller, can_join, joined_name, linear_of
-from transfuse.fusion.query import between, op, output_of, tensor_inputs, uncast
+from transfuse.fusion.feed_forward import FeedForward, computes, feed_forward_of
+from transfuse.fusion.fuser import Fuser, Match, Refusal, child_trace
+from transfuse.fusion.linears import Linear, caller, can_join, joined_name
+from transfuse.fusion.query import between, op
 from transfuse.fusion.settled import settled_of
-from transfuse.kernels import moe_ops
 from transfuse.layers.merged import MergedParameter
 from transfuse.rewrite.edit import Edits
 from transfuse.rewrite.source import MethodSource, RewriteRefused, covers, method_source, position_of
@@ -27,34 +23,6 @@ from transfuse.trace.structure import has_hooks, structure_of
 
 _TOLERANCE = 1e-4
 _NUM_TOKENS = 6
-
-
-@dataclass(frozen=True)
-class Expert:
-    """A module that is a feed-forward.
-
-    Attributes:
-        up: its first linear layers: gate and up, one for both, or one without a gate.
-        down: its last.
-        activation: between them.
-        layout: how gate and up lie in the rows; None without a gate.
-        limit: see `kernels.fused_ops.glu`.
-        offset: see there.
-    """
-
-    up: tuple[Linear, ...]
-    down: Linear
-    activation: str
-    layout: str | None = None
-    limit: float | None = None
-    offset: float = 0.0
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What the op is told of it, less what it assumes anyway."""
-        settings = {"layout": self.layout, "limit": self.limit, "offset": self.offset}
-        plain = {"layout": "halves", "limit": None, "offset": 0.0}
-        return {name: value for name, value in settings.items() if value != plain[name]}
 
 
 class ModuleListExpertsFuser(Fuser):
@@ -145,7 +113,7 @@ def _match(name: str, calls: list[fx.Node], trace: Trace, model: ModelTrace) -> 
 
 def _alike(
     experts: nn.ModuleList, calls: list[fx.Node], trace: Trace, model: ModelTrace, source: MethodSource
-) -> Expert:
+) -> FeedForward:
     """What each of the experts computes.
 
     Raises:
@@ -159,67 +127,19 @@ def _alike(
         raise RewriteRefused(f"its experts are of several kinds ({where})")
     given = [value_of(call.args[0]) if len(call.args) == 1 and not call.kwargs else None for call in calls]
     inner = child_trace(trace, str(calls[0].target), model)
-    expert = None if inner is None else expert_of(inner, model)
+    expert = None if inner is None else feed_forward_of(inner, model)
     name = type(experts[0]).__name__
     if expert is None or not can_join((*expert.up, expert.down)):
         raise RewriteRefused(f"{name} is no feed-forward of linear layers ({where})")
     if any(not isinstance(facts, TensorFacts) or facts.shape[-1] != expert.down.out_features for facts in given):
         raise RewriteRefused(f"{name} is given more than tokens ({where})")
-    if not _computes(calls[0].meta["module"], expert):
+    if not computes(calls[0].meta["module"], expert):
         raise RewriteRefused(f"{name} computes something else ({where})")
     return expert
 
 
-def expert_of(trace: Trace, model: ModelTrace) -> Expert | None:
-    """The feed-forward that a module is; None for any other."""
-    inputs = tensor_inputs(trace.graph)
-    down = linear_of(output_of(trace.graph), trace, model)
-    if not is_simple(trace) or len(inputs) != 1 or down is None:
-        return None
-    (x,) = inputs
-    inner = uncast(down.source)
-    glu = glu_of(inner, trace, model)
-    if glu is not None and all(linear.source is x for linear in glu.linears):
-        return Expert(glu.linears, down, glu.gate.activation, glu.layout, glu.gate.limit, glu.gate.offset)
-    activated = activation_of(inner, trace, model)
-    up = None if activated is None else linear_of(activated[1], trace, model)
-    return None if activated is None or up is None or up.source is not x else Expert((up,), down, activated[0])
-
-
-def _computes(module: nn.Module, expert: Expert) -> bool:
-    """Whether an expert gives what the op gives, tried on random numbers."""
-    generator = torch.Generator().manual_seed(0)
-    tensors = {
-        name: overlapping_numbers(tensor.shape, generator)
-        for name, tensor in (*module.named_parameters(), *module.named_buffers())
-    }
-
-    def joined(linears: tuple[Linear, ...], parameter: str) -> torch.Tensor | None:
-        parts = [tensors.get(f"{linear.name}.{parameter}") for linear in linears]
-        if all(part is None for part in parts):
-            return None
-        rows = [torch.zeros(linear.out_features) if p is None else p for linear, p in zip(linears, parts, strict=True)]
-        return torch.cat(rows).unsqueeze(0)
-
-    x = torch.randn(_NUM_TOKENS, expert.down.out_features, generator=generator)
-    up, down = joined(expert.up, "weight"), joined((expert.down,), "weight")
-    assert up is not None
-    assert down is not None
-    biases = joined(expert.up, "bias"), joined((expert.down,), "bias")
-    indices, weights = torch.zeros(_NUM_TOKENS, 1, dtype=torch.int64), torch.ones(_NUM_TOKENS, 1)
-    options = {"layout": expert.layout, "limit": expert.limit, "offset": expert.offset}
-    try:
-        with torch.no_grad(), torch.device("cpu"):
-            found = torch.func.functional_call(module, tensors, (x.clone(),))
-    except Exception:
-        # Whatever the model's own code raises outside of its model.
-        return False
-    expected = moe_ops.experts(x, indices, weights, up, biases[0], down, biases[1], expert.activation, **options)
-    return isinstance(found, torch.Tensor) and torch.allclose(found, expected, atol=_TOLERANCE, rtol=_TOLERANCE)
-
-
 def _loop(
-    name: str, calls: list[fx.Node], trace: Trace, model: ModelTrace, source: MethodSource, expert: Expert
+    name: str, calls: list[fx.Node], trace: Trace, model: ModelTrace, source: MethodSource, expert: FeedForward
 ) -> tuple[Region, Loop]:
     """The part of the forward that runs the experts, and what it makes of them.
 
@@ -266,7 +186,7 @@ class _Weights:
         expert: what each is.
     """
 
-    def __init__(self, owner: nn.Module, name: str, expert: Expert) -> None:
+    def __init__(self, owner: nn.Module, name: str, expert: FeedForward) -> None:
         self._owner, self._expert = owner, expert
         self.experts = [f"{name}.{index}".lstrip(".") for index in owner.get_submodule(name)._modules]
         self._prefix = name.replace(".", "_") or "experts"
@@ -311,7 +231,7 @@ class _Weights:
         return {f"{expert}.{name}": style for expert in self.experts for name, style in styles.items()}
 
 
-def _call(loop: Loop, expert: Expert, weights: _Weights, owner: nn.Module) -> str:
+def _call(loop: Loop, expert: FeedForward, weights: _Weights, owner: nn.Module) -> str:
     x = loop.x if loop.num_dimensions == 2 else f"{loop.x}.reshape(-1, {expert.down.out_features})"
     options = expert.options | ({"weigh_inputs": True} if loop.weigh_inputs else {})
     given = [x, loop.indices, loop.weights, weights.arguments, repr(expert.activation)]

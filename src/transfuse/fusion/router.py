@@ -60,7 +60,7 @@ def routings(trace: Trace) -> Iterator[Routing]:
         if logits is None:
             continue
         inner = _behind(logits, top)
-        later = [n for n in nodes if n not in inner and _depends(n, inner) and n.op not in ("output", "call_module")]
+        later = [n for n in _after(inner, nodes) if n.op not in ("output", "call_module")]
         for weights in _weights(later, value_of(indices)):
             every = frozenset(between(weights, logits) | between(indices, logits))
             yield Routing(
@@ -134,8 +134,13 @@ def _behind(logits: fx.Node, top: fx.Node) -> set[fx.Node]:
     return between(top, logits)
 
 
-def _depends(node: fx.Node, others: set[fx.Node]) -> bool:
-    return bool(between(node) & others)
+def _after(inner: set[fx.Node], nodes: list[fx.Node]) -> list[fx.Node]:
+    """The nodes that are computed from some of others, in order, without these."""
+    found: dict[fx.Node, None] = {}
+    for node in nodes:
+        if node not in inner and any(given in inner or given in found for given in node.all_input_nodes):
+            found[node] = None
+    return list(found)
 
 
 def _weights(later: list[fx.Node], indices: Any) -> list[fx.Node]:

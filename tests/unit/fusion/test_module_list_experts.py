@@ -167,12 +167,12 @@ def test_results_of_another_type(dtype: torch.dtype, one_thread: None) -> None:
 def test_experts_of_their_full_size_are_not_needed(one_thread: None) -> None:
     with torch.device("meta"):
         block = models.Masked()
-        block.num_experts, size = 128, 4096
-        block.gate = nn.Linear(size, 128)
-        block.experts = nn.ModuleList(models.Gated() for _ in range(128))
-        for expert in block.experts:  # 77 GB
-            expert.w1, expert.w3 = nn.Linear(size, 12288), nn.Linear(size, 12288)
-            expert.w2 = nn.Linear(12288, size)
+        block.num_experts, size, inner = 64, 2048, 16384
+        block.gate = nn.Linear(size, 64)
+        block.experts = nn.ModuleList(models.Gated() for _ in range(64))
+        for expert in block.experts:  # 26 GB
+            expert.w1, expert.w3 = nn.Linear(size, inner), nn.Linear(size, inner)
+            expert.w2 = nn.Linear(inner, size)
         x = torch.zeros(1, 7, size)
         recorded = record(block, lambda _: block(x))
     plan = analyse(recorded).plan
