@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import inspect
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -47,11 +48,13 @@ class Region:
         statements: that it consists of; or the one that has its expression.
         expression: that it is; None where it is whole statements.
         result: the variable that they leave; None where they return it, or for an expression.
+        arguments: those of a call that are no variables, by the names of variables that stand for them.
     """
 
     statements: tuple[ast.stmt, ...]
     expression: ast.expr | None
     result: str | None
+    arguments: Mapping[str, ast.expr] = field(default_factory=dict)
 
     @property
     def code(self) -> tuple[ast.AST, ...]:
@@ -61,7 +64,7 @@ class Region:
     @property
     def reads(self) -> frozenset[str]:
         """Names that are read in it."""
-        nodes = [node for part in self.code for node in ast.walk(part)]
+        nodes = [node for part in self.body for node in ast.walk(part)]
         changed = [node.target for node in nodes if isinstance(node, ast.AugAssign)]
         return frozenset(
             node.id
@@ -73,10 +76,38 @@ class Region:
     def body(self) -> list[ast.stmt]:
         """Statements that return what it gives."""
         if self.expression is not None:
-            return [ast.Return(self.expression)]
+            filled = _Filled({id(value): name for name, value in self.arguments.items()})
+            return [ast.Return(cast(ast.expr, filled.visit(self.expression)))]
         if self.result is None:
             return list(self.statements)
         return [*self.statements, ast.Return(ast.Name(self.result, ast.Load()))]
+
+
+class _Filled(ast.NodeTransformer):
+    """Copies an expression, with variables in the place of some of its parts."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if id(node) in self._names:
+            return ast.Name(self._names[id(node)], ast.Load())
+        twin = copy.copy(node)
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                setattr(twin, name, [self.visit(part) if isinstance(part, ast.AST) else part for part in value])
+            elif isinstance(value, ast.AST):
+                setattr(twin, name, self.visit(value))
+        return twin
+
+
+def _arguments(call: ast.expr) -> dict[str, ast.expr]:
+    """What a call is given that is computed where it stands."""
+    if not isinstance(call, ast.Call):
+        return {}
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    plain = (ast.Name, ast.Constant, ast.Attribute, ast.Starred)
+    return {f"ARGUMENT{i}": value for i, value in enumerate(given) if not isinstance(value, plain)}
 
 
 def core(source: MethodSource, position: Position, *, is_elsewhere: bool) -> Region:
@@ -93,7 +124,8 @@ def core(source: MethodSource, position: Position, *, is_elsewhere: bool) -> Reg
         raise RewriteRefused(f"the experts are not called in the forward ({source.where()})")
     loops = [statement for statement in inside if isinstance(statement, _LOOPS)]
     if is_elsewhere and not loops:
-        return Region((inside[-1],), find_expression(source, position), None)
+        call = find_expression(source, position)
+        return Region((inside[-1],), call, None, _arguments(call))
     return Region((loops[0] if loops else inside[-1],), None, None)
 
 

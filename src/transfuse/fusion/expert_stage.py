@@ -65,7 +65,7 @@ class Stage:
         if tokens is None:
             raise RewriteRefused(f"{type(owner).__name__} is not given tokens ({source.where()})")
         self._lead = tokens.shape[:-1]
-        self._before: dict[tuple[int, tuple[int, ...], bool], dict[str, Any] | None] = {}
+        self._before: dict[tuple[int, tuple[str, ...], tuple[int, ...], bool], dict[str, Any] | None] = {}
         with torch.inference_mode(False), torch.enable_grad():
             self.parameters = [
                 torch.randn(self.num_experts, size, generator=self._generator).requires_grad_() for _ in range(2)
@@ -90,9 +90,9 @@ class Stage:
             lengths: of the tokens that it is given.
             is_wide: whether numbers are float32, or of the model's own type.
         """
-        key = id(region.statements[0]), lengths, is_wide
+        key = id(region.statements[0]), tuple(region.arguments), lengths, is_wide
         if key not in self._before:
-            self._before[key] = self._captured(region.statements[0], lengths, is_wide)
+            self._before[key] = self._captured(region, lengths, is_wide)
         return self._before[key]
 
     def run(
@@ -139,12 +139,14 @@ class Stage:
                 total = total + (made if weigh_inputs else made * weight) * is_one
             return total
 
-    def _captured(self, first: ast.stmt, lengths: tuple[int, ...], is_wide: bool) -> dict[str, Any] | None:
+    def _captured(self, region: Region, lengths: tuple[int, ...], is_wide: bool) -> dict[str, Any] | None:
+        first = region.statements[0]
         tree = copy.deepcopy(self._source.tree)
         twins = dict(zip(map(id, ast.walk(self._source.tree)), ast.walk(tree), strict=True))
         body = next(body for _, body in bodies(tree) if any(s is twins[id(first)] for s in body))
         index = next(i for i, s in enumerate(body) if s is twins[id(first)])
-        body.insert(index, ast.parse("raise _captured_(locals())").body[0])
+        computed = "".join(f", {name}={ast.unparse(value)}" for name, value in region.arguments.items())
+        body.insert(index, ast.parse(f"raise _captured_(dict(locals(){computed}))").body[0])
         function = compile_part(self._source, tree, _captured_=_Captured)
         try:
             with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):

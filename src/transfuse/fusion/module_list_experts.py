@@ -83,14 +83,16 @@ def _match(name: str, calls: list[fx.Node], trace: Trace, model: ModelTrace) -> 
     nodes = frozenset(
         node
         for node in trace.graph.nodes
-        if (position := node.meta.get("position")) is not None and any(covers(part, position) for part in region.code)
+        if (position := node.meta.get("position")) is not None
+        and any(covers(part, position) for part in region.code)
+        and not any(covers(part, position) for part in region.arguments.values())
     )
 
     def rewrite(edits: Edits) -> None:
         if region.expression is not None:
             position = position_of(region.expression)
             assert position is not None
-            edits.replace(position, call)
+            edits.replace(position, call, **region.arguments)
         else:
             edits.replace_statements(
                 region.statements, f"return {call}" if region.result is None else f"{region.result} = {call}"
