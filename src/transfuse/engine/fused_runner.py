@@ -65,7 +65,7 @@ class FusedRunner(PlainRunner):
         self._no_program = "no cache has been allocated"
         self._progress: ProgressCounter | None = None
         # A fused class has another name.
-        ForwardArguments.of(type(model))
+        ForwardArguments.of(type(model), needs_positions=False)
         if not analysis.plan.num_fusions:
             raise UnsupportedModelError(f"nothing of it can be fused{_why_nothing(analysis)}")
         with ExitStack() as restore:
@@ -93,6 +93,9 @@ class FusedRunner(PlainRunner):
         """See `ModelRunner.allocate`; then the forward is made a program, where it can be one."""
         num_bytes = super().allocate(num_blocks, block_size)
         assert self._kv is not None
+        if self.lockstep is not None:
+            self._no_program = "each request has a forward of its own"
+            return num_bytes
         if self.apart:
             # How often such a layer runs depends on the batch.
             self._no_program = self.remarks[0]

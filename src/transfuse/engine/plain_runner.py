@@ -15,12 +15,14 @@ from transfuse.engine.ragged_step import run_ragged
 from transfuse.engine.runner import ModelRunner, StepLogits
 from transfuse.engine.scheduler import Batch
 from transfuse.engine.step_inputs import MIN_ROWS
+from transfuse.engine.verdicts import where
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.apart import ApartLayer, apart, layer_to_blame
 from transfuse.layers.attention import attending_to, paged_attention_of
 from transfuse.layers.cache_layout import CacheLayout
 from transfuse.layers.forward_arguments import ForwardArguments
 from transfuse.layers.layer_probe import LayerProbe
+from transfuse.layers.lockstep_forward import LockstepForward
 from transfuse.layers.paged_cache import PagedCache
 from transfuse.layers.ragged_cache import RaggedCache
 from transfuse.layers.step_context import StepContext
@@ -45,17 +47,44 @@ class PlainRunner(ModelRunner):
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._arguments = ForwardArguments.of(type(model))
         self._kv: KVCache | None = None
         self._block_size = 0
         # Layers that run on one request after the other, and why.
         self.apart: dict[type[nn.Module], str] = {}
+        # Where the forward cannot take several requests as one row, and why.
+        self.lockstep: LockstepForward | None = None
+        self._no_row = ""
+        try:
+            self._start_ragged()
+        except UnsupportedModelError as error:
+            self._start_lockstep(error)
+        self.groups = group_layers(self.specs)
+
+    def _start_ragged(self) -> None:
+        self._arguments = ForwardArguments.of(type(self._model))
         with ExitStack() as restore:
-            restore.enter_context(paged_attention_of(model))
+            restore.enter_context(paged_attention_of(self._model))
             self.specs, self._layout = self._probed(restore)
             # Kept open until close(); an error above has already undone it.
             self._restore = restore.pop_all()
-        self.groups = group_layers(self.specs)
+
+    def _start_lockstep(self, refusal: UnsupportedModelError) -> None:
+        """Have each request run through the model's own forward, which a row of several has ruled out."""
+        self.apart, self._no_row = {}, str(refusal)
+        with ExitStack() as restore:
+            try:
+                self.lockstep = LockstepForward(self._model)
+                restore.callback(self.lockstep.close)
+                self._before_probe()
+                self.lockstep.probe()
+            except UnsupportedModelError as error:
+                raise UnsupportedModelError(f"{refusal}; and request by request: {error}") from None
+            except Exception as error:
+                raise UnsupportedModelError(
+                    f"{refusal}; and request by request its forward fails: {where(error)}"
+                ) from error
+            self.specs = self.lockstep.specs
+            self._restore = restore.pop_all()
 
     def _probed(self, restore: ExitStack) -> tuple[list[LayerSpec], CacheLayout]:
         """What each cache layer keeps, and of which tensors.
@@ -81,7 +110,9 @@ class PlainRunner(ModelRunner):
 
     @property
     def remarks(self) -> list[str]:
-        """What to say of how the model is run: which layers run on one request after the other, and why."""
+        """What to say of how the model is run: what runs on one request after the other, and why."""
+        if self.lockstep is not None:
+            return [f"requests run side by side, each in a forward of its own, since {self._no_row}"]
         return [f"{layer.__name__} runs on one request after the other: {why}" for layer, why in self.apart.items()]
 
     def _before_probe(self) -> None:
@@ -152,6 +183,8 @@ class PlainRunner(ModelRunner):
     def _logits(self, context: StepContext) -> torch.Tensor:
         """Logits [rows, V] of `context.logit_rows`; the cache is written."""
         assert self._kv is not None, "allocate() comes first"
+        if self.lockstep is not None:
+            return self.lockstep.logits(self._kv, context)
         return self._forward(PagedCache(self._kv, context, self._layout), context)
 
     def _forward(self, cache: RaggedCache, context: StepContext) -> torch.Tensor:

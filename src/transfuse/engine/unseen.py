@@ -32,7 +32,7 @@ from transfuse.sampling_params import SamplingParams
 log = logging.getLogger(__name__)
 
 # Raise when the check itself changes, so that old verdicts are not trusted.
-CHECK_VERSION = 5
+CHECK_VERSION = 6
 
 # Longer than the windows of a shrunk config, of unlike lengths, one of a single token.
 _PROMPT_LENGTHS = (23, 5, 1, 14)
@@ -135,7 +135,7 @@ def _compare_fused(model: PreTrainedModel, reference: Sequence[_Reference], chec
 
 def _check(model: PreTrainedModel, compare: _Compare = _compare_plain) -> Verdict:
     try:
-        ForwardArguments.of(type(model))
+        ForwardArguments.of(type(model), needs_positions=False)
     except UnsupportedModelError as error:
         return Verdict(False, str(error), "signature")
     for keeps_depth in (False, True):

@@ -26,17 +26,21 @@ class ForwardArguments:
     takes_mask: bool
 
     @classmethod
-    def of(cls, model_class: type[nn.Module]) -> ForwardArguments:
+    def of(cls, model_class: type[nn.Module], *, needs_positions: bool = True) -> ForwardArguments:
         """Read them off the signature.
 
         Positions may be handed on unnamed, to a part of the model that knows them. One that counts tokens by itself
         instead asks the cache for a length, which is refused, or gives other logits than on its own.
 
+        Args:
+            model_class: of the model.
+            needs_positions: whether it is handed several requests at once, whose positions it cannot count.
+
         Raises:
             UnsupportedModelError: the forward does not take what a ragged batch hands it.
         """
         names, hands_on = _parameters(model_class)
-        if "position_ids" not in names and not hands_on:
+        if needs_positions and "position_ids" not in names and not hands_on:
             raise UnsupportedModelError(f"{model_class.__name__}.forward takes no position_ids")
         cache = next((name for name in ("cache", "past_key_values") if name in names), None)
         if cache is None:

@@ -114,11 +114,14 @@ def test_what_is_asked_for_and_refused_is_an_error(
 @pytest.mark.parametrize("verdict", [PASSED, None])
 def test_what_the_loaded_model_refuses_counts_whatever_was_checked(verdict: Verdict | None, chosen: Callable) -> None:
     """A shrunk instance, or trust, cannot vouch for code that does not run."""
-    bloom, trust = build("bloom"), verdict is None
-    reason = r"BloomModel.forward \(modeling_bloom.py:\d+\) computes with a cache length, [\w ]+"
-    implementation, why = chosen(bloom, verdict, verdict, trust_plan=trust)
+    cpmant, trust = build("cpmant"), verdict is None
+    reason = (
+        r"CpmAntModel.forward \(modeling_cpmant.py:\d+\) computes with a cache length, [\w ]+; and request by request: "
+        r"cache layer 0 \(DynamicLayer\) keeps .keys, which is not for each token"
+    )
+    implementation, why = chosen(cpmant, verdict, verdict, trust_plan=trust)
     assert implementation == "original"
     assert re.fullmatch(f"neither fused nor plain, since {reason}", why)
     for asked in ("fused", "plain"):
-        with pytest.raises(UnsupportedModelError, match=f"cannot run BloomForCausalLM: {reason}. Use"):
-            chosen(bloom, verdict, verdict, model_impl=asked, trust_plan=trust)
+        with pytest.raises(UnsupportedModelError, match=f"cannot run CpmAntForCausalLM: {reason}. Use"):
+            chosen(cpmant, verdict, verdict, model_impl=asked, trust_plan=trust)

@@ -19,6 +19,9 @@ from transfuse.engine.step_inputs import StepInputs
 from transfuse.engine.unseen import check_model
 from transfuse.engine.verdicts import Verdict
 from transfuse.kernels import attention_plan, torch_ops
+from transfuse.layers import lockstep_forward
+from transfuse.layers.lockstep import Joint
+from transfuse.layers.own_cache import KeptTensor, OwnCacheForm
 from transfuse.layers.paged_cache import PagedCache
 from transfuse.layers.ragged_cache import RequestRows
 from transfuse.layers.ragged_mask import RaggedMask
@@ -113,6 +116,37 @@ def _everything_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PagedCache, "requests", faulty)
 
 
+def _joint(change: Callable[[list[Any]], list[Any]]) -> Plant:
+    """A fault in what requests that run side by side get back from a module that is called for all of them."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        original = Joint.call
+        monkeypatch.setattr(Joint, "call", lambda self, calls: change(original(self, calls)))
+
+    return plant
+
+
+def _pages_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = lockstep_forward._requests
+    monkeypatch.setattr(
+        lockstep_forward,
+        "_requests",
+        lambda context: [dataclasses.replace(request, index=0) for request in original(context)],
+    )
+
+
+def _token_less_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = KeptTensor.rows_of
+    monkeypatch.setattr(KeptTensor, "rows_of", lambda self, tensor, start: original(self, tensor, start).roll(1, 0))
+
+
+def _tensors_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = OwnCacheForm.fill
+    monkeypatch.setattr(
+        OwnCacheForm, "fill", lambda self, cache, count, tensors: original(self, cache, count, tensors[::-1])
+    )
+
+
 def _sees_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
     original = attention_plan._mask
     monkeypatch.setattr(attention_plan, "_mask", lambda positions, *rest: original(positions + 1, *rest))
@@ -174,6 +208,14 @@ FAULTS = [
     pytest.param("doge", _inputs(_later_positions), id="alone: positions off by one after the first chunk"),
     pytest.param("doge", _inputs(_rows_swapped), id="alone: rows of the block table swapped"),
     pytest.param("doge", _inputs(_last_slot_elsewhere), id="alone: wrong slot for the last token"),
+    pytest.param("bloom", _inputs(_rows_swapped), id="side by side: rows of the block table swapped"),
+    pytest.param("bloom", _inputs(_last_slot_elsewhere), id="side by side: wrong slot for the last token"),
+    pytest.param("bloom", _inputs(_rows_before), id="side by side: logits of the row before"),
+    pytest.param("falcon", _inputs(_one_token_less), id="side by side: the last token is not seen"),
+    pytest.param("bloom", _joint(lambda parts: parts[::-1]), id="side by side: a module's results swapped"),
+    pytest.param("llama4_text", _pages_of_the_first, id="side by side: everybody reads the first one's pages"),
+    pytest.param("deepseek_v32", _token_less_is_kept, id="side by side: tokens kept in each other's place"),
+    pytest.param("bloom", _tensors_swapped, id="side by side: keys for values"),
     pytest.param("doge", _mask_of_request(lambda sees: sees.roll(1, -1)), id="alone: sees the token after"),
     pytest.param("doge", _mask_of_request(torch.ones_like), id="alone: sees all"),
     pytest.param("doge", _everything_is_one_request, id="alone: two requests run as one"),
@@ -193,7 +235,9 @@ def test_corrupted_kernels_are_rejected(name: str, plant: Plant, monkeypatch: py
     )
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gpt_oss", "gemma2", "doge"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "mistral", "gpt_oss", "gemma2", "doge", "bloom", "falcon", "llama4_text", "deepseek_v32"]
+)
 def test_without_the_fault_they_pass(name: str) -> None:
     assert unseen._check(build(name)).passed
 

@@ -1,0 +1,180 @@
+"""A model's own forward over a ragged batch, request by request, with the products of all requests made together."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import Cache, PreTrainedModel
+
+from transfuse.cache.groups import LayerSpec
+from transfuse.cache.kv_cache import KVCache
+from transfuse.layers.forward_arguments import ForwardArguments
+from transfuse.layers.joints import find_joints
+from transfuse.layers.lockstep import joined, run_in_lockstep
+from transfuse.layers.own_cache import OwnCacheForm, Snapshot, new_cache
+from transfuse.layers.step_context import StepContext
+
+# Rows that show what counts tokens: unlike each other, and any size of a model that is a power of two.
+_SHORT, _LONG = 7, 11
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One request's part of a step."""
+
+    index: int
+    start: int
+    stop: int
+    past: int
+    rows: list[int]
+
+    @property
+    def num_new(self) -> int:
+        return self.stop - self.start
+
+
+class LockstepForward:
+    """Runs each request through the model's own forward, over the cache that Transformers makes for it.
+
+    What that cache keeps for a token lies in pages between steps. So it is right for whatever a model computes from
+    lengths, positions or masks; all that is assumed is that its cache has an entry for each token.
+
+    Args:
+        model: in eval mode. Until `close`, modules that treat tokens alike are called for all requests at once.
+
+    Attributes:
+        specs: what is kept for each token, by cache layer.
+        joints: modules that are called for all requests at once.
+
+    Raises:
+        UnsupportedModelError: the model's cache keeps something else, or its forward cannot be called so.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._arguments = ForwardArguments.of(type(model), needs_positions=False)
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._form = self._found_form()
+        self.specs: list[LayerSpec] = [tensor.spec for tensor in self._form.tensors]
+        with ExitStack() as restore, torch.inference_mode():
+            self.joints = find_joints(model, self._probe, _SHORT, _LONG)
+            restore.enter_context(joined(self.joints))
+            self._restore = restore.pop_all()
+
+    def close(self) -> None:
+        """Give the model's modules their own forwards back."""
+        self._restore.close()
+
+    @torch.inference_mode()
+    def probe(self) -> None:
+        """Run the model on a small row of one request."""
+        self._probe(_SHORT)
+
+    @torch.inference_mode()
+    def _found_form(self) -> OwnCacheForm:
+        short, long = self._probe(_SHORT), self._probe(_LONG)
+        snapshots = Snapshot.of(short, _SHORT), Snapshot.of(long, _LONG)
+        form = OwnCacheForm.of(*snapshots, self._model.dtype)
+        # The same in two steps.
+        self._call(short, torch.arange(_SHORT, _LONG), _SHORT, list(range(_LONG - _SHORT)))
+        form.tensors_of(short, _LONG)
+        OwnCacheForm.of(snapshots[0], Snapshot.of(short, _LONG), self._model.dtype)
+        return form
+
+    def _probe(self, num_tokens: int) -> Cache:
+        cache = new_cache(self._model)
+        self._call(cache, torch.arange(num_tokens), 0, list(range(num_tokens)))
+        return cache
+
+    def _call(self, cache: Cache, input_ids: torch.Tensor, past: int, rows: list[int]) -> torch.Tensor:
+        """Logits [rows, V] of one request's new tokens; the cache takes them."""
+        arguments, num_new = self._arguments, len(input_ids)
+        more: dict[str, Any] = {arguments.cache: cache}
+        if self._takes_positions:
+            more["position_ids"] = torch.arange(past, past + num_new).unsqueeze(0)
+        if arguments.takes_mask:
+            more["attention_mask"] = torch.ones(1, past + num_new, dtype=torch.int64)
+        if arguments.takes_logit_rows:
+            more["logits_to_keep"] = torch.tensor(rows)
+        logits: torch.Tensor = self._model(input_ids=input_ids.unsqueeze(0), use_cache=True, **more).logits[0]
+        return logits if arguments.takes_logit_rows else logits[rows]
+
+    def logits(self, kv_cache: KVCache, context: StepContext) -> torch.Tensor:
+        """Logits [rows, V] of `context.logit_rows`; the pages are written."""
+        requests = _requests(context)
+        found: dict[int, torch.Tensor] = {}
+        for together in _waves(requests, kv_cache, context):
+            parts = run_in_lockstep([partial(self._run, request, kv_cache, context) for request in together])
+            for request, part in zip(together, parts, strict=True):
+                found |= {request.start + row: logits for row, logits in zip(request.rows, part, strict=True)}
+        return torch.stack([found[row] for row in context.logit_rows.tolist()])
+
+    def _run(self, request: _Request, kv_cache: KVCache, context: StepContext) -> torch.Tensor:
+        pages = _Pages(kv_cache, context, request)
+        cache = new_cache(self._model)
+        if request.past:
+            tensors = self._form.tensors
+            self._form.fill(cache, request.past, [kept.of_rows(pages.read(i)) for i, kept in enumerate(tensors)])
+        logits = self._call(cache, context.input_ids[request.start : request.stop], request.past, request.rows)
+        total = request.past + request.num_new
+        for index, (kept, tensor) in enumerate(
+            zip(self._form.tensors, self._form.tensors_of(cache, total), strict=True)
+        ):
+            pages.write(index, kept.rows_of(tensor, request.past))
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """One request's part of the pages."""
+
+    kv_cache: KVCache
+    context: StepContext
+    request: _Request
+
+    def read(self, layer: int) -> torch.Tensor:
+        """What the request's earlier tokens take in a cache layer, [past, numbers]."""
+        pages = self.kv_cache.keys[layer]
+        table = self.context.block_table[self.kv_cache.group_of_layer[layer]][self.request.index]
+        num_blocks = -(-self.request.past // pages.shape[2])
+        return pages[table[:num_blocks].long(), 0].flatten(0, 1)[: self.request.past]
+
+    def write(self, layer: int, rows: torch.Tensor) -> None:
+        """Keep what its new tokens take, [new, numbers]."""
+        pages = self.kv_cache.keys[layer]
+        slots = self.context.slot_mapping[self.kv_cache.group_of_layer[layer]][self.request.start : self.request.stop]
+        pages[slots // pages.shape[2], 0, slots % pages.shape[2]] = rows
+
+
+def _requests(context: StepContext) -> list[_Request]:
+    starts, lengths = context.cu_seqlens_q.tolist(), context.seq_lens.tolist()
+    wanted = sorted(set(context.logit_rows.tolist()))
+    found = []
+    for index, (start, stop, length) in enumerate(zip(starts[:-1], starts[1:], lengths, strict=True)):
+        # Of a prompt's earlier chunks nobody wants any; one is computed all the same.
+        rows = [row - start for row in wanted if start <= row < stop] or [stop - start - 1]
+        found.append(_Request(index, start, stop, length - (stop - start), rows))
+    return found
+
+
+def _waves(requests: Sequence[_Request], kv_cache: KVCache, context: StepContext) -> list[list[_Request]]:
+    """Requests in the order in which they can run: one that shares blocks that another fills in this step is later."""
+    if all(request.past == 0 for request in requests):
+        return [list(requests)]
+    block_size = kv_cache.keys[0].shape[2]
+    table, slots = context.block_table[0], context.slot_mapping[0]
+    writes = {r.index: set((slots[r.start : r.stop] // block_size).tolist()) for r in requests}
+    reads = {r.index: set(table[r.index, : -(-r.past // block_size)].tolist()) for r in requests}
+    waves: list[list[_Request]] = []
+    left = list(requests)
+    while left:
+        ready = [r for r in left if not any(reads[r.index] & writes[other.index] for other in left if other is not r)]
+        waves.append(ready)
+        left = [r for r in left if r not in ready]
+    return waves
