@@ -1,4 +1,4 @@
-"""Twelve small architectures: every way the engine may run a request gives the tokens of `generate`."""
+"""Fifteen small architectures: every way the engine may run a request gives the tokens of `generate`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ TYPES = [
     "minicpm3",
 ]
 # Fused code is what most models run; of the same seams without it, every second type shows enough.
-CASES = [*((name, "fused") for name in TYPES), *((name, "plain") for name in TYPES[::2])]
+# Of those whose requests run side by side: biases from lengths, windows of their own, chunks and temperatures.
+SIDE_BY_SIDE = [("bloom", "fused"), ("gpt_neo", "plain"), ("llama4_text", "fused")]
+CASES = [*((name, "fused") for name in TYPES), *((name, "plain") for name in TYPES[::2]), *SIDE_BY_SIDE]
 NUM_TOKENS = 24
 
 
