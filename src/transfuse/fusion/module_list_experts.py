@@ -155,7 +155,7 @@ def _loop(
     trial = LoopTrial(trace, owner, source, name, expert.down.out_features)
     survey = Survey(source, owner, settled_of(owner, model.root))
     least = core(source, position, is_elsewhere=bool(calls[0].meta.get("helpers")))
-    # Nothing but its own code runs before that is known to be harmless.
+    # It is a part of every region: where it does more, nothing of it is tried.
     survey.numbers(least)
     for region in regions(source, least):
         loop = trial.looks_like(region)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from transfuse.trace.graph import ModelTrace
 from transfuse.trace.recorder import record
@@ -101,3 +102,27 @@ def test_shares_that_were_asked_for_as_a_list_add_up() -> None:
     trace = trace_of(forward)
     assert trace.error is None
     assert any("split" in str(node.target) for node in trace.traces[""].graph.nodes)
+
+
+@pytest.mark.parametrize("as_numbers", [torch.Tensor.tolist, lambda counts: counts.cpu().numpy().cumsum(0)])
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda ids: ids.flatten().bincount(minlength=3),
+        lambda ids: functional.one_hot(ids, 3).sum((0, 1)),
+        lambda ids: ids.new_zeros(len(ids), 3).scatter_(1, ids, 1).sum(dim=0),
+    ],
+)
+def test_counts_add_up_to_what_was_counted(
+    count: Callable[[torch.Tensor], torch.Tensor], as_numbers: Callable[[torch.Tensor], Any]
+) -> None:
+    found: list[int] = []
+
+    def forward(x: torch.Tensor) -> Any:
+        ids = x.topk(2, dim=-1).indices
+        numbers = as_numbers(count(ids))
+        found.extend([ids.numel(), int(sum(numbers)) if isinstance(numbers, list) else int(numbers[-1])])
+        return x
+
+    assert trace_of(forward).error is None
+    assert found[0] == found[1]
