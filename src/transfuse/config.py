@@ -93,6 +93,8 @@ class SchedulerConfig:
         enable_chunked_prefill: whether a prompt may be computed over several steps.
         enable_prefix_caching: whether requests share blocks of equal prefixes.
         block_size: tokens per block.
+        keeps_states: whether the model keeps a state of each running request, of which there are `max_num_seqs` rows.
+            A state is lost with the request's blocks, and stands for a whole text: no prefix of it can be shared.
     """
 
     max_model_len: int
@@ -102,8 +104,10 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
     block_size: int = 16
+    keeps_states: bool = False
 
     def __post_init__(self) -> None:
+        assert not (self.keeps_states and self.enable_prefix_caching), "blocks do not hold the states at their ends"
         assert self.max_num_batched_tokens >= self.max_num_seqs, "every running request needs one token a step"
 
 

@@ -31,11 +31,13 @@ class Batch:
     Attributes:
         entries: those with a single token first, then the longer ones.
         fresh_blocks: blocks handed out for this step, whose contents are arbitrary until zeroed.
+        fresh_rows: rows of the state cache handed out for this step, likewise.
         preempted: requests whose blocks were taken away.
     """
 
     entries: tuple[ScheduledRequest, ...] = ()
     fresh_blocks: tuple[int, ...] = ()
+    fresh_rows: tuple[int, ...] = ()
     preempted: tuple[Request, ...] = ()
 
     @property
@@ -69,5 +71,6 @@ class StepPlan:
         return Batch(
             tuple(sorted(entries, key=lambda entry: entry.num_tokens > 1)),
             tuple(block for _, fresh in self.planned.values() for block in fresh),
+            tuple(e.request.state_row for e in entries if e.start == 0 and e.request.state_row is not None),
             tuple(self.preempted),
         )

@@ -137,6 +137,7 @@ def _assemble(config: EngineConfig, source: ModelSource, ready: ReadyModel) -> B
         cache,
         runner.groups,
         bytes_per_block=runner.bytes_per_block(cache.block_size),
+        bytes_per_state=runner.bytes_per_state,
         model_max_len=facts.max_len,
         max_model_len=config.max_model_len,
         max_num_seqs=runner.max_num_seqs or config.max_num_seqs,
@@ -144,7 +145,7 @@ def _assemble(config: EngineConfig, source: ModelSource, ready: ReadyModel) -> B
     )
     scheduler_config = _scheduler_config(config, runner, size)
     scheduler = Scheduler(scheduler_config, runner.groups, size.num_blocks)
-    num_bytes = runner.allocate(size.num_blocks, cache.block_size)
+    num_bytes = runner.allocate_states(size.max_num_seqs) + runner.allocate(size.num_blocks, cache.block_size)
     ceiling = scheduler_config.max_num_batched_tokens
     # Without chunks a prompt goes in one step, however long it takes.
     floor = min(ceiling, max(scheduler_config.max_num_seqs, _MIN_BUDGET)) if runner.supports_chunks else ceiling
@@ -186,11 +187,12 @@ def _scheduler_config(config: EngineConfig, runner: ModelRunner, size: CacheSize
     """What the caller asked for, as far as the implementation can do it."""
     return SchedulerConfig(
         max_model_len=size.max_model_len,
-        max_num_seqs=runner.max_num_seqs or config.max_num_seqs,
+        max_num_seqs=size.max_num_seqs,
         # An implementation without chunks computes a whole prompt, and a preempted request's output, in one step.
         max_num_batched_tokens=config.max_num_batched_tokens if runner.supports_chunks else size.max_model_len,
         policy=config.policy,
         enable_chunked_prefill=config.enable_chunked_prefill and runner.supports_chunks,
-        enable_prefix_caching=config.cache.enable_prefix_caching and runner.supports_chunks,
+        enable_prefix_caching=config.cache.enable_prefix_caching and runner.shares_prefixes,
         block_size=config.cache.block_size,
+        keeps_states=runner.bytes_per_state > 0,
     )

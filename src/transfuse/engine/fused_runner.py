@@ -96,8 +96,8 @@ class FusedRunner(PlainRunner):
         if self.lockstep is not None:
             self._no_program = "each request has a forward of its own"
             return num_bytes
-        if self.apart:
-            # How often such a layer runs depends on the batch.
+        if self.remarks:
+            # How often such layers run depends on the batch.
             self._no_program = self.remarks[0]
             return num_bytes
         loaded, observe = load_kernels(), self.observe
@@ -152,7 +152,7 @@ class FusedRunner(PlainRunner):
     def _logits_of_modules(self, context: StepContext) -> torch.Tensor:
         """As `_logits`, outside of inference mode, which hides what an operation is made of."""
         assert self._kv is not None
-        return self._forward(PagedCache(self._kv, context, self._layout), context)
+        return self._forward(PagedCache(self._kv, context, self._layout, self._states), context)
 
     def _before_probe(self) -> None:
         # What a refused try did is not counted.

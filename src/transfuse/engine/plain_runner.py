@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from transfuse.cache.groups import LayerSpec, group_layers
 from transfuse.cache.kv_cache import KVCache, block_bytes
+from transfuse.cache.state_cache import StateCache, StateSpec, row_bytes
 from transfuse.engine.ragged_step import run_ragged
 from transfuse.engine.runner import ModelRunner, StepLogits
 from transfuse.engine.scheduler import Batch
@@ -25,6 +26,7 @@ from transfuse.layers.layer_probe import LayerProbe
 from transfuse.layers.lockstep_forward import LockstepForward
 from transfuse.layers.paged_cache import PagedCache
 from transfuse.layers.ragged_cache import RaggedCache
+from transfuse.layers.state_layer import StateLayer, keeping_states
 from transfuse.layers.step_context import StepContext
 
 
@@ -36,6 +38,7 @@ class PlainRunner(ModelRunner):
 
     Attributes:
         specs: what each cache layer keeps.
+        state_specs: what is kept of each running request beside.
 
     Raises:
         UnsupportedModelError: the model's code does something that a ragged batch cannot answer; the message names it.
@@ -49,6 +52,9 @@ class PlainRunner(ModelRunner):
         self._model = model
         self._kv: KVCache | None = None
         self._block_size = 0
+        self.state_specs: list[StateSpec] = []
+        self._states: StateCache | None = None
+        self._state_layers: list[StateLayer] = []
         # Layers that run on one request after the other, and why.
         self.apart: dict[type[nn.Module], str] = {}
         # Where the forward cannot take several requests as one row, and why.
@@ -59,18 +65,19 @@ class PlainRunner(ModelRunner):
         except UnsupportedModelError as error:
             self._start_lockstep(error)
         self.groups = group_layers(self.specs)
+        self.bytes_per_state = row_bytes(self.state_specs)
 
     def _start_ragged(self) -> None:
         self._arguments = ForwardArguments.of(type(self._model))
         with ExitStack() as restore:
             restore.enter_context(paged_attention_of(self._model))
-            self.specs, self._layout = self._probed(restore)
+            self.specs, self.state_specs, self._layout = self._probed(restore)
             # Kept open until close(); an error above has already undone it.
             self._restore = restore.pop_all()
 
     def _start_lockstep(self, refusal: UnsupportedModelError) -> None:
         """Have each request run through the model's own forward, which a row of several has ruled out."""
-        self.apart, self._no_row = {}, str(refusal)
+        self.apart, self._state_layers, self._no_row = {}, [], str(refusal)
         with ExitStack() as restore:
             try:
                 self.lockstep = LockstepForward(self._model)
@@ -86,7 +93,7 @@ class PlainRunner(ModelRunner):
             self.specs = self.lockstep.specs
             self._restore = restore.pop_all()
 
-    def _probed(self, restore: ExitStack) -> tuple[list[LayerSpec], CacheLayout]:
+    def _probed(self, restore: ExitStack) -> tuple[list[LayerSpec], list[StateSpec], CacheLayout]:
         """What each cache layer keeps, and of which tensors.
 
         Layers whose code does what a ragged batch cannot answer are taken to need a request to themselves.
@@ -97,7 +104,7 @@ class PlainRunner(ModelRunner):
             with ExitStack() as tried:
                 layers = tried.enter_context(apart(self._model, self.apart))
                 try:
-                    found = self._probe_with(layers)
+                    found = self._probe_with(layers, tried)
                 except UnsupportedModelError as error:
                     refusal = refusal or error
                     blamed = layer_to_blame(error, self._model)
@@ -110,27 +117,41 @@ class PlainRunner(ModelRunner):
 
     @property
     def remarks(self) -> list[str]:
-        """What to say of how the model is run: what runs on one request after the other, and why."""
+        """What to say of how the model is run: what does not run on the whole row, and why."""
         if self.lockstep is not None:
             return [f"requests run side by side, each in a forward of its own, since {self._no_row}"]
-        return [f"{layer.__name__} runs on one request after the other: {why}" for layer, why in self.apart.items()]
+        found = [f"{layer.__name__} runs on one request after the other: {why}" for layer, why in self.apart.items()]
+        if self._state_layers:
+            names = ", ".join(dict.fromkeys(layer.name for layer in self._state_layers))
+            found.append(f"{names} keeps a state of each request, so that prefixes are not shared")
+        singly = dict.fromkeys(layer.name for layer in self._state_layers if not layer.continues_texts)
+        if singly:
+            found.append(f"{', '.join(singly)} continues texts token by token, since its code begins anew with several")
+        return found
 
     def _before_probe(self) -> None:
         """Called before each try to run the model on a ragged row."""
 
-    def _probe_with(self, layers: Sequence[ApartLayer]) -> tuple[list[LayerSpec], CacheLayout]:
+    def _probe_with(
+        self, layers: Sequence[ApartLayer], restore: ExitStack
+    ) -> tuple[list[LayerSpec], list[StateSpec], CacheLayout]:
         empty = self._probe_layers()
-        specs, layout = empty.specs(), empty.layout()
+        specs, states, layout = empty.specs(), empty.state_specs(), empty.layout()
+        self._state_layers = restore.enter_context(keeping_states(empty.state_layers))
         others = []
+        if self._state_layers:
+            others.append(self._probe_layers())
         if layout.num_listed is not None:
             others.append(self._probe_layers(layout))
-        if layers:
-            others.append(self._probe_layers(layout if others else None, MIN_ROWS + 1))
+        if layers or self._state_layers:
+            others.append(self._probe_layers(layout if layout.num_listed is not None else None, MIN_ROWS + 1))
             for layer in layers:
                 layer.settle()
-        if any((other.specs(), other.layout()) != (specs, layout) for other in others):
+            for state_layer in self._state_layers:
+                state_layer.settle(states)
+        if any((other.specs(), other.state_specs(), other.layout()) != (specs, states, layout) for other in others):
             raise UnsupportedModelError("cache layers are written otherwise once Cache.layers are initialised")
-        return specs, layout
+        return specs, states, layout
 
     def _probe_layers(self, filled: CacheLayout | None = None, num_tokens: int = MIN_ROWS) -> LayerProbe:
         probe = LayerProbe(self._model.config, filled, num_tokens)
@@ -162,9 +183,18 @@ class PlainRunner(ModelRunner):
         )
         return self._kv.num_bytes
 
+    def allocate_states(self, num_rows: int) -> int:
+        """See `ModelRunner.allocate_states`."""
+        if not self.state_specs:
+            return 0
+        self._states = StateCache(self.state_specs, num_rows)
+        return self._states.num_bytes
+
     def run(self, batch: Batch) -> StepLogits:
         """See `ModelRunner.run`."""
         assert self._kv is not None, "allocate() comes first"
+        if self._states is not None:
+            self._states.zero_rows(batch.fresh_rows)
         return run_ragged(
             batch,
             self._kv,
@@ -185,7 +215,7 @@ class PlainRunner(ModelRunner):
         assert self._kv is not None, "allocate() comes first"
         if self.lockstep is not None:
             return self.lockstep.logits(self._kv, context)
-        return self._forward(PagedCache(self._kv, context, self._layout), context)
+        return self._forward(PagedCache(self._kv, context, self._layout, self._states), context)
 
     def _forward(self, cache: RaggedCache, context: StepContext) -> torch.Tensor:
         """Logits [rows, V] of `context.logit_rows`."""

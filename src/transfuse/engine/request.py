@@ -47,6 +47,7 @@ class Request:
         first_token_time: when its first token was sampled.
         finished_time: when it ended.
         block_ids: per cache group, the block of each `block_size` positions; 0 where a sliding window has passed.
+        state_row: its row of the state cache while it runs; None otherwise, or where the model keeps no states.
         isolate: whether it runs in steps of its own, because a step that it was in failed.
         rank: the scheduler's order; lower goes first.
         block_digests: prefix digests of its full blocks, as far as they were needed.
@@ -76,6 +77,7 @@ class Request:
     first_token_time: float | None = None
     finished_time: float | None = None
     block_ids: list[list[int]] = field(default_factory=list, repr=False)
+    state_row: int | None = None
     isolate: bool = False
     rank: tuple[int, int] = (0, 0)
     block_digests: list[bytes] = field(default_factory=list, repr=False)

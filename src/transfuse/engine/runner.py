@@ -56,13 +56,16 @@ class ModelRunner(ABC):
         implementation: `fused`, `plain` or `original`.
         groups: cache groups, for the scheduler.
         max_num_seqs: most requests that a batch may hold; None for no limit of its own.
-        supports_chunks: whether a prompt may be computed over several steps, and its blocks be shared.
+        supports_chunks: whether a prompt may be computed over several steps.
+        bytes_per_state: bytes that the model keeps of each running request, beside its blocks. Zero for most models;
+            others need `allocate_states`, and their requests share no blocks: what is kept stands for a whole text.
     """
 
     implementation: str
     groups: tuple[CacheGroup, ...]
     max_num_seqs: int | None
     supports_chunks: bool
+    bytes_per_state: int = 0
     _model: PreTrainedModel
 
     @property
@@ -79,6 +82,11 @@ class ModelRunner(ABC):
     def kernels(self) -> str:
         """Which kernels compute: the instructions that compiled ones use, or `torch`, and why."""
         return "torch"
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether requests may share the blocks of equal prefixes: all that is kept of a text is in its blocks."""
+        return self.supports_chunks and not self.bytes_per_state
 
     @contextmanager
     def by_modules(self) -> Iterator[None]:
@@ -103,6 +111,11 @@ class ModelRunner(ABC):
     @abstractmethod
     def allocate(self, num_blocks: int, block_size: int) -> int:
         """Make the cache, once, and return its bytes."""
+
+    def allocate_states(self, num_rows: int) -> int:
+        """Make room for the states of so many running requests, once and before `allocate`; returns its bytes."""
+        assert not self.bytes_per_state, "a runner that keeps states makes room for them"
+        return 0
 
     @abstractmethod
     def run(self, batch: Batch) -> StepLogits:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from transfuse.cache.block_pool import NULL_BLOCK, BlockPool
 from transfuse.cache.groups import CacheGroup
+from transfuse.cache.state_rows import StateRows
 from transfuse.config import SchedulerConfig
 from transfuse.engine.batch import Batch, ScheduledRequest, StepPlan
 from transfuse.engine.block_tables import BlockTables
@@ -56,6 +57,8 @@ class Scheduler:
             weights_version=weights_version,
             enable_prefix_caching=config.enable_prefix_caching,
         )
+        # As many rows as requests that can run, so that whoever is admitted gets one.
+        self._rows = StateRows(config.max_num_seqs) if config.keeps_states else None
         self._queues = RequestQueues()
         self._num_added = 0
         self.num_prefix_queries = 0  # prompt tokens looked up in the prefix cache
@@ -79,6 +82,11 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         """Whether there is anything to schedule."""
         return len(self._queues) > 0
+
+    @property
+    def state_rows(self) -> StateRows | None:
+        """Rows of the state cache, for their numbers; None where the model keeps no states."""
+        return self._rows
 
     @property
     def pool(self) -> BlockPool:
@@ -205,6 +213,10 @@ class Scheduler:
             if block != NULL_BLOCK
         )
         assert held == self._pool.reference_counts(), "references and block tables disagree"
+        if self._rows is not None:
+            rows = [request.state_row for request in self._queues.running]
+            self._rows.check([row for row in rows if row is not None])
+            assert None not in rows, "a running request has no state row"
         for request in self._queues.running:
             for table in request.block_ids:
                 assert len(table) * self._config.block_size >= request.num_computed_tokens, f"{request} lacks blocks"
@@ -285,6 +297,8 @@ class Scheduler:
             return False
         self._queues.start(request)
         self._tables.adopt(request, hit)
+        if self._rows is not None:
+            request.state_row = self._rows.take()
         if request.first_scheduled_time is None:
             request.first_scheduled_time = self._clock()
             request.num_cached_tokens = min(hit.num_tokens, request.num_prompt_tokens)
@@ -323,7 +337,7 @@ class Scheduler:
         self._take_blocks(request)
 
     def _take_blocks(self, request: Request) -> None:
-        self._tables.release(request)
+        self._release(request)
         request.num_computed_tokens = 0
         self._queues.requeue(request)
 
@@ -335,6 +349,12 @@ class Scheduler:
 
     def _retire(self, request: Request) -> None:
         """Lets go of a request whose finish reason is set."""
-        self._tables.release(request)
+        self._release(request)
         self._queues.remove(request)
         request.finished_time = self._clock()
+
+    def _release(self, request: Request) -> None:
+        self._tables.release(request)
+        if self._rows is not None and request.state_row is not None:
+            self._rows.give_back(request.state_row)
+            request.state_row = None

@@ -16,6 +16,8 @@ from transfuse.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _GIB = 2**30
+# A pool's least: nobody asks it for blocks where no layer keeps keys and values.
+_NO_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +27,16 @@ class CacheSize:
     Attributes:
         max_model_len: most tokens of a request.
         num_blocks: blocks of the pool, the null block included.
-        num_bytes: what the pool takes when full.
+        num_bytes: what the pool takes when full, and all states.
         num_tokens: tokens that fit, over all requests, at the full length of each.
+        max_num_seqs: requests at once: those that were asked for, or those whose states fit.
     """
 
     max_model_len: int
     num_blocks: int
     num_bytes: int
     num_tokens: int
+    max_num_seqs: int
 
     @property
     def num_full_requests(self) -> float:
@@ -45,6 +49,7 @@ def size_cache(
     groups: Sequence[CacheGroup],
     *,
     bytes_per_block: int,
+    bytes_per_state: int = 0,
     model_max_len: int,
     max_model_len: int | None,
     max_num_seqs: int,
@@ -58,6 +63,7 @@ def size_cache(
         config: block size, and what the caller said of the memory.
         groups: the model's cache groups.
         bytes_per_block: bytes of one block.
+        bytes_per_state: bytes that a running request takes beside its blocks.
         model_max_len: the model's own limit in tokens.
         max_model_len: the caller's limit; None takes the model's, or what fits.
         max_num_seqs: requests at once.
@@ -75,7 +81,13 @@ def size_cache(
     def per_request(tokens: int) -> int:
         return sum(_blocks_of(group, tokens, config.block_size, max_chunk) for group in groups)
 
-    available = _budget(config, bytes_per_block)
+    if bytes_per_state:
+        max_num_seqs = _num_states(config, bytes_per_state, max_num_seqs, shares_memory=bool(groups))
+    state_bytes = max_num_seqs * bytes_per_state
+    if not groups:
+        # The states are all there is, and a request's are as large whatever its length.
+        return CacheSize(length, _NO_BLOCKS, state_bytes, max_num_seqs * length, max_num_seqs)
+    available = _budget(config, bytes_per_block, state_bytes)
     num_usable = available - 1
     if per_request(length) > num_usable:
         fitting = _longest_fitting(length, num_usable, per_request)
@@ -88,7 +100,8 @@ def size_cache(
     explicit = config.num_blocks is not None or (config.memory_bytes is not None and bytes_per_block > 0)
     num_usable = num_usable if explicit else min(num_usable, wanted)
     num_tokens = num_usable * length // per_request(length)
-    return CacheSize(length, num_usable + 1, (num_usable + 1) * bytes_per_block, num_tokens)
+    num_bytes = (num_usable + 1) * bytes_per_block + state_bytes
+    return CacheSize(length, num_usable + 1, num_bytes, num_tokens, max_num_seqs)
 
 
 def _blocks_of(group: CacheGroup, num_tokens: int, block_size: int, max_chunk: int) -> int:
@@ -96,16 +109,34 @@ def _blocks_of(group: CacheGroup, num_tokens: int, block_size: int, max_chunk: i
     return -(-kept // block_size)
 
 
-def _budget(config: CacheConfig, bytes_per_block: int) -> int:
-    """Blocks that the caller or the memory allow."""
+def _num_states(config: CacheConfig, bytes_per_state: int, max_num_seqs: int, *, shares_memory: bool) -> int:
+    """Running requests whose states fit in the cache's memory, or in half of it where blocks need the rest."""
+    num_bytes = _memory(config) // (2 if shares_memory else 1)
+    fitting = num_bytes // bytes_per_state
+    if fitting < 1:
+        raise ConfigError(
+            f"A running request needs {bytes_per_state / _GIB:.2f} GiB for its states; the cache has "
+            f"{num_bytes / _GIB:.2f} GiB for them. Give the cache more memory (kv_cache_memory_bytes)."
+        )
+    if fitting < max_num_seqs:
+        log.warning("the cache holds the states of %d requests at once; asked for were %d", fitting, max_num_seqs)
+    return min(fitting, max_num_seqs)
+
+
+def _budget(config: CacheConfig, bytes_per_block: int, state_bytes: int) -> int:
+    """Blocks that the caller or the memory, beside the states, allow."""
     if config.num_blocks is not None:
         return config.num_blocks
     if bytes_per_block == 0:
         return 2**31
-    num_bytes = config.memory_bytes
-    if num_bytes is None:
-        num_bytes = int(available_memory() * config.memory_share)
-    return num_bytes // bytes_per_block
+    return (_memory(config) - state_bytes) // bytes_per_block
+
+
+def _memory(config: CacheConfig) -> int:
+    """Bytes for the whole cache."""
+    if config.memory_bytes is not None:
+        return config.memory_bytes
+    return int(available_memory() * config.memory_share)
 
 
 def _longest_fitting(length: int, num_usable: int, per_request: Callable[[int], int]) -> int:

@@ -85,6 +85,7 @@ def build_step_inputs(batch: Batch, num_groups: int, block_size: int, min_rows: 
         block_table=tuple(tables),
         slot_mapping=tuple(slots),
         logit_rows=_padded(logit_rows, min_rows),
+        state_index=tuple(e.request.state_row for e in entries if e.request.state_row is not None),
     )
     return StepInputs(context, sampling, prompts)
 

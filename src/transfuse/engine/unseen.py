@@ -233,7 +233,10 @@ def ragged_logits(
 ) -> list[torch.Tensor]:
     """Logits [_NUM_NEW_TOKENS, V] of each prompt in ragged batches, fed the reference's tokens; closes the runner."""
     try:
-        num_blocks = 1 + sum(-(-(len(r.prompt) + len(r.tokens)) // _BLOCK_SIZE) for r in reference) * len(runner.groups)
+        per_group = sum(-(-(len(r.prompt) + len(r.tokens)) // _BLOCK_SIZE) for r in reference)
+        # A model that keeps states only has no group, and the scheduler a pool that nobody asks.
+        num_blocks = 1 + max(1, per_group * len(runner.groups))
+        runner.allocate_states(max_num_seqs)
         runner.allocate(num_blocks, _BLOCK_SIZE)
         config = SchedulerConfig(
             max_model_len=max(_PROMPT_LENGTHS) + _NUM_NEW_TOKENS,
@@ -241,6 +244,7 @@ def ragged_logits(
             max_num_batched_tokens=64,
             enable_prefix_caching=False,
             block_size=_BLOCK_SIZE,
+            keeps_states=runner.bytes_per_state > 0,
         )
         scheduler = Scheduler(config, runner.groups, num_blocks)
         by_id = {str(index): r for index, r in enumerate(reference)}

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.ragged_cache import RaggedCache, RequestRows
 from transfuse.layers.ragged_mask import RaggedMask
+from transfuse.layers.token_dims import TokenDims
 
 
 class OneRequest:
@@ -72,15 +73,6 @@ def attend_alone(
     return found.transpose(1, 2)
 
 
-@dataclass
-class _Shapes:
-    """Of what a layer was called with and gave back, leaf by leaf; None for what is no tensor."""
-
-    num_tokens: int
-    given: list[torch.Size | None]
-    result: list[torch.Size | None]
-
-
 class ApartLayer:
     """The forward of an attention layer, called for each request of a row.
 
@@ -94,9 +86,7 @@ class ApartLayer:
     def __init__(self, module: nn.Module) -> None:
         self._name = type(module).__name__
         self._forward: Callable[..., Any] = module.forward
-        self._seen: list[_Shapes] = []
-        self._given_dims: list[int | None] | None = None
-        self._result_dims: list[int | None] = []
+        self._dims = TokenDims(self._name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the layer's own forward with what belongs to one request, for each, and join the results."""
@@ -108,57 +98,27 @@ class ApartLayer:
         (cache,), (mask,) = caches, masks
         call = _Call(self._forward, leaves, spec, cache, mask)
         rows = cache.requests()
-        if self._given_dims is None:
+        if not self._dims.is_settled:
             (row,) = rows
             result = call.run(row, leaves)
-            self._seen.append(_Shapes(row.stop, _shapes(leaves), _shapes(pytree.tree_leaves(result))))
+            self._dims.see(row.stop, leaves, pytree.tree_leaves(result))
             return result
-        dims = self._given_dims
+        dims = self._dims.given
         parts = [call.run(row, [_part(leaf, dim, row) for leaf, dim in zip(leaves, dims, strict=True)]) for row in rows]
-        num_tokens = next(leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if dim is not None)
-        return self._joined(parts, num_tokens)
+        return self._joined(parts, self._dims.num_tokens(leaves))
 
     def _joined(self, parts: Sequence[Any], num_tokens: int) -> Any:
         leaves, specs = zip(*map(pytree.tree_flatten, parts), strict=True)
         columns = zip(*leaves, strict=True)
         found = [
             column[0] if dim is None else _row(column, dim, num_tokens)
-            for column, dim in zip(columns, self._result_dims, strict=True)
+            for column, dim in zip(columns, self._dims.result, strict=True)
         ]
         return pytree.tree_unflatten(found, specs[0])
 
     def settle(self) -> None:
-        """Fix which dimensions count tokens, from the forwards so far.
-
-        Raises:
-            UnsupportedModelError: they do not say it, or a result has no such dimension.
-        """
-        if not self._seen:
-            return  # It did not run, and whoever calls it later is told so.
-        first, second = self._seen[-2:]
-        counts = (first.num_tokens, second.num_tokens)
-        self._given_dims = self._dims(first.given, second.given, counts)
-        self._result_dims = self._dims(first.result, second.result, counts)
-        tensors = [dim for dim, shape in zip(self._result_dims, second.result, strict=True) if shape is not None]
-        if None in tensors or all(dim is None for dim in self._given_dims):
-            raise UnsupportedModelError(f"{self._name}.forward gives back something that is not for each token")
-
-    def _dims(
-        self, first: list[torch.Size | None], second: list[torch.Size | None], counts: tuple[int, int]
-    ) -> list[int | None]:
-        if len(first) != len(second):
-            raise UnsupportedModelError(f"{self._name}.forward is not called alike for all rows")
-        found: list[int | None] = []
-        for one, other in zip(first, second, strict=True):
-            pairs = [] if one is None or other is None else list(zip(one, other, strict=False))
-            dims = [dim for dim, pair in enumerate(pairs) if pair[0] != pair[1]]
-            if len(dims) > 1 or any(pairs[dim] != counts for dim in dims):
-                raise UnsupportedModelError(
-                    f"{self._name}.forward is handed or gives back a tensor of {tuple(other or ())} for "
-                    f"{counts[1]} tokens, which cannot be parted by requests"
-                )
-            found.append(dims[0] if dims else None)
-        return found
+        """Fix which dimensions count tokens, from the forwards so far; see `TokenDims.settle`."""
+        self._dims.settle()
 
 
 @dataclass
@@ -185,10 +145,6 @@ class _Call:
 
 def _device(leaves: Sequence[Any]) -> torch.device:
     return next(leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))
-
-
-def _shapes(leaves: Sequence[Any]) -> list[torch.Size | None]:
-    return [leaf.shape if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
 
 
 def _part(leaf: Any, dim: int | None, rows: RequestRows) -> Any:

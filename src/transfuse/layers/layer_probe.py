@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from transformers import DynamicCache
 
 # Registers the op that is called below.
 import transfuse.kernels.mla_ops  # noqa: F401
 from transfuse.cache.groups import LayerSpec
+from transfuse.cache.state_cache import StateSpec
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.cache_layout import CacheLayout
 from transfuse.layers.listed_layers import ListedLayer
-from transfuse.layers.ragged_cache import RaggedCache, RequestRows
+from transfuse.layers.ragged_cache import RaggedCache, RequestRows, calling_module
 from transfuse.layers.ragged_mask import RaggedMask
+from transfuse.layers.request_states import specs_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -44,6 +47,9 @@ class LayerProbe(RaggedCache):
         config: of the model, for how many layers Transformers' own cache has; None if nobody asks.
         filled: what an earlier probe found, for the same forward over a cache that has memory; None for an empty one.
         num_tokens: of the row.
+
+    Attributes:
+        state_layers: modules that called for states beside keys and values.
     """
 
     def __init__(
@@ -52,6 +58,9 @@ class LayerProbe(RaggedCache):
         super().__init__()
         self._config, self._filled, self._num_tokens = config, filled, num_tokens
         self._num_listed: int | None = None
+        # Answers for the states of the row, which is one request; made when a layer asks.
+        self._states: DynamicCache | None = None
+        self.state_layers: list[nn.Module] = []
         self._layers: list[_Layer] = []
         self._of_update: dict[int, int | None] = {}
         self._of_derived: list[int] = []
@@ -163,6 +172,46 @@ class LayerProbe(RaggedCache):
         kept.is_latent.add(False)
         return found
 
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """As Transformers' own cache in the first forward."""
+        state: torch.Tensor | None = self._states_for_caller().get_conv_state(layer_idx, state_idx)
+        return state
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        """As Transformers' own cache in the first forward."""
+        return self._states_for_caller().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """As Transformers' own cache in the first forward."""
+        state: torch.Tensor | None = self._states_for_caller().get_recurrent_state(layer_idx, state_idx)
+        return state
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        """As Transformers' own cache in the first forward."""
+        return self._states_for_caller().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """False: nothing is taken back token by token."""
+        return False
+
+    def _states_for_caller(self) -> DynamicCache:
+        if self._states is None:
+            if self._config is None:
+                raise UnsupportedModelError("a layer keeps a state, and no config says of which kind")
+            self._states = DynamicCache(config=self._config)
+        caller = calling_module()
+        if caller is not None and all(caller is not known for known in self.state_layers):
+            self.state_layers.append(caller)
+        return self._states
+
+    def state_specs(self) -> list[StateSpec]:
+        """What is kept of each request beside keys and values."""
+        return [] if self._states is None else specs_of(self._states)
+
     def layout(self) -> CacheLayout:
         """Which tensors each cache layer keeps."""
         return CacheLayout(dict(self._of_update), tuple(self._of_derived), self._num_listed)
@@ -173,7 +222,7 @@ class LayerProbe(RaggedCache):
         Raises:
             UnsupportedModelError: nothing is kept, or something is stored and never read.
         """
-        if not self._of_update:
+        if not self._of_update and self._states is None:
             raise UnsupportedModelError("no layer stores keys and values in the cache")
         if self._unread:
             raise UnsupportedModelError(f"cache layer {min(self._unread)} is written and never attended to")

@@ -10,11 +10,13 @@ import torch
 import transfuse.kernels.mla_ops
 import transfuse.kernels.torch_ops  # noqa: F401
 from transfuse.cache.kv_cache import KVCache
+from transfuse.cache.state_cache import StateCache
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.cache_layout import CacheLayout
 from transfuse.layers.listed_layers import ListedLayer
 from transfuse.layers.ragged_cache import RaggedCache, RequestRows
 from transfuse.layers.ragged_mask import RaggedMask
+from transfuse.layers.state_layer import StateGroup, state_groups
 from transfuse.layers.step_context import StepContext
 
 # Found once: a look-up by name, and by overload, is a good part of a small op's time.
@@ -31,14 +33,18 @@ class PagedCache(RaggedCache):
         kv_cache: the pages.
         context: the step.
         layout: which tensors of the forward the layers of `kv_cache` keep.
+        states: rows of layers that keep a state; None if the model has none.
     """
 
-    def __init__(self, kv_cache: KVCache, context: StepContext, layout: CacheLayout) -> None:
+    def __init__(
+        self, kv_cache: KVCache, context: StepContext, layout: CacheLayout, states: StateCache | None = None
+    ) -> None:
         super().__init__()
         self._kv = kv_cache
         self._context = context
         self._layout = layout
         self._derived = iter(layout.of_derived)
+        self._states = states
         self._requests: tuple[RequestRows, ...] | None = None
 
     def list_layers(self) -> list[ListedLayer]:
@@ -79,6 +85,12 @@ class PagedCache(RaggedCache):
                 for index, (start, stop, length) in enumerate(zip(starts[:-1], starts[1:], lengths, strict=True))
             )
         return self._requests
+
+    def state_groups(self) -> Sequence[StateGroup]:
+        """See `RaggedCache.state_groups`."""
+        if self._states is None:
+            return super().state_groups()
+        return state_groups(self._states, self.requests(), self._context.state_index)
 
     def extend(
         self, layer_idx: int, key: torch.Tensor, value: torch.Tensor, rows: RequestRows, mask: RaggedMask

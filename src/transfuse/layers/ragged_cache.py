@@ -6,14 +6,19 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch import nn
 from transformers import Cache
 
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.listed_layers import ListedLayer
 from transfuse.layers.ragged_mask import RaggedMask
+
+if TYPE_CHECKING:
+    from transfuse.layers.state_layer import StateGroup
 
 
 class Unknown:
@@ -115,6 +120,10 @@ class RaggedCache(Cache, ABC):
     @abstractmethod
     def requests(self) -> Sequence[RequestRows]:
         """The requests of the row, in order."""
+
+    def state_groups(self) -> Sequence[StateGroup]:
+        """The requests of the row, as layers that keep a state run on them."""
+        _refuse_call("state_groups")
 
     @abstractmethod
     def extend(
@@ -274,6 +283,17 @@ def _caller() -> str:
     owner = frame.f_locals.get("self")
     name = frame.f_code.co_name if owner is None else f"{type(owner).__name__}.{frame.f_code.co_name}"
     return f"{name} ({frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno})"
+
+
+def calling_module() -> nn.Module | None:
+    """The innermost module whose code is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            return owner
+        frame = frame.f_back
+    return None
 
 
 # What Cache offers and a ragged batch cannot answer must raise, not return the base class's guess.

@@ -22,6 +22,7 @@ class StepContext:
         seq_lens: i32 [R], tokens of each request with the new ones.
         block_table: per cache group, i32 [R, max_blocks].
         slot_mapping: per cache group, i64 [num_tokens], where each token's key and value go.
+        state_index: each request's row of the state cache; empty where the model has none.
         logit_rows: i64 [>= S], rows of the batch that go through `lm_head`; the first S are wanted.
     """
 
@@ -33,3 +34,4 @@ class StepContext:
     block_table: tuple[torch.Tensor, ...]
     slot_mapping: tuple[torch.Tensor, ...]
     logit_rows: torch.Tensor
+    state_index: tuple[int, ...] = ()

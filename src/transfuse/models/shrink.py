@@ -179,7 +179,10 @@ def _shrink_width(config: PreTrainedConfig) -> tuple[int, int]:
     head_dim = getattr(config, "head_dim", None) or hidden // before
     after = min(before, 4 if head_dim <= 128 else 2)
     _shrink_heads(config, before, after)
-    setattr(config, hidden_name, min(hidden, after * head_dim))
+    # Heads may lie in a widened stream.
+    expand = getattr(config, "expand", 1)
+    width = after * head_dim // (expand if before * head_dim == hidden * expand else 1)
+    setattr(config, hidden_name, min(hidden, width))
     return before, after
 
 

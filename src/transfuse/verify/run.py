@@ -226,6 +226,9 @@ def _run_ways(
     found: dict[str, WayDifference | str] = {}
     for way in WAYS:
         note(f"served model: {way.name}")
+        if reason := served.rules_out(way):
+            found[way.name] = reason
+            continue
         repeats = served.generate_in(way, short if way.scarce else chosen, num_tokens)
         found[way.name] = compare_ways(alone[way.scarce], repeats)
     return found

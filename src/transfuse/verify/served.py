@@ -138,6 +138,15 @@ class Served:
             return {}
         return {path: tuple(f.fuser for f in kind.fusions) for kind in plan.kinds for path in kind.paths}
 
+    def rules_out(self, way: Way) -> str | None:
+        """Why requests cannot be run in a certain way; None if they can."""
+        runner = self._built.core.engine.runner
+        if way.scarce and not runner.groups:
+            return "a request of this model takes no blocks, so that none has to give way"
+        if way.prefix_caching and not way.scarce and not runner.shares_prefixes:
+            return "this model keeps a state of each request, so that prefixes are not shared"
+        return None
+
     @property
     def supports_ways(self) -> bool:
         """Whether requests may share steps, and prompts be cut."""
@@ -168,11 +177,12 @@ class Served:
         budget = ceiling if way.budget is None else way.budget
         config = SchedulerConfig(
             max_model_len=self.limits.max_model_len,
-            max_num_seqs=way.max_num_seqs,
+            max_num_seqs=min(way.max_num_seqs, self._built.summary.max_num_seqs),
             max_num_batched_tokens=budget,
             enable_chunked_prefill=self._config.enable_chunked_prefill and engine.runner.supports_chunks,
-            enable_prefix_caching=way.prefix_caching,
+            enable_prefix_caching=way.prefix_caching and engine.runner.shares_prefixes,
             block_size=self._config.cache.block_size,
+            keeps_states=engine.runner.bytes_per_state > 0,
         )
         total = engine.scheduler.pool.num_total
         num_blocks = self._least_blocks(config, longest, total) if way.scarce else total

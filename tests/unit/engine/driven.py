@@ -49,6 +49,7 @@ class Driven:
         self.runner = runner
         self.budget = budget
         if allocates:
+            runner.allocate_states(max_num_seqs)
             runner.allocate(num_blocks, BLOCK_SIZE)
         config = SchedulerConfig(
             max_model_len=256,
@@ -56,6 +57,7 @@ class Driven:
             max_num_batched_tokens=max(256, budget),
             enable_prefix_caching=prefix_caching,
             block_size=BLOCK_SIZE,
+            keeps_states=runner.bytes_per_state > 0,
         )
         self.scheduler = Scheduler(config, runner.groups, num_blocks)
         self.forced: dict[str, Sequence[int]] = {}

@@ -53,12 +53,16 @@ def make_request(
 
 
 class SimulatedCache:
-    """Slots by block and offset. A slot's contents stand for its group and for all tokens up to its own."""
+    """Slots by block and offset. A slot's contents stand for its group and for all tokens up to its own.
 
-    def __init__(self, groups: Sequence[CacheGroup], block_size: int) -> None:
+    With `keeps_states` there are rows beside, each of which stands for all tokens that it has come through.
+    """
+
+    def __init__(self, groups: Sequence[CacheGroup], block_size: int, *, keeps_states: bool = False) -> None:
         self.groups = groups
         self.block_size = block_size
         self.slots: dict[int, dict[int, object]] = {}
+        self.states: dict[int, object] | None = {} if keeps_states else None
 
     def run(self, batch: Batch) -> None:
         """Write the batch's tokens, then check all that its attention reads."""
@@ -68,6 +72,8 @@ class SimulatedCache:
             self._write(entry)
         for entry in batch.entries:
             self._read(entry)
+        if self.states is not None:
+            self._advance(self.states, batch)
 
     def fail(self, batch: Batch) -> None:
         """A step that breaks down after it wrote garbage."""
@@ -75,6 +81,8 @@ class SimulatedCache:
             for position in range(entry.start, entry.start + entry.num_tokens):
                 for table in entry.request.block_ids:
                     self.slots.setdefault(table[position // self.block_size], {})[position % self.block_size] = POISON
+            if self.states is not None:
+                self.states[entry.request.state_row] = POISON
 
     def check_keys(self, pool: BlockPool) -> None:
         """Assert that whatever can be found was written, by a step that went well."""
@@ -87,6 +95,17 @@ class SimulatedCache:
     def poison(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             self.slots[block] = dict.fromkeys(range(self.block_size), POISON)
+
+    def _advance(self, states: dict[int, object], batch: Batch) -> None:
+        for row in batch.fresh_rows:
+            states[row] = None
+        rows = [entry.request.state_row for entry in batch.entries]
+        assert None not in rows and len(set(rows)) == len(rows), f"two requests write one state row: {rows}"
+        for entry in batch.entries:
+            prefixes, row = prefix_hashes(entry.request), entry.request.state_row
+            before = prefixes[entry.start - 1] if entry.start else None
+            assert states[row] == before, f"{entry} goes on from {states[row]}, expected {before}"
+            states[row] = prefixes[entry.start + entry.num_tokens - 1]
 
     def _write(self, entry: ScheduledRequest) -> None:
         prefixes = prefix_hashes(entry.request)

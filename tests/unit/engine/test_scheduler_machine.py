@@ -28,6 +28,7 @@ GROUPS = (
     (full(0), sliding(1, 3)),
     (sliding(0, 1), full(1), sliding(2, 9)),
     (sliding(0, 4), sliding(1, 7)),
+    (),
 )
 # Prompts start alike, so that there is much to share.
 FAMILIES = ([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [1, 2, 3, 4, 5, 6, 20, 21, 22, 23, 24, 25], [9] * 12)
@@ -42,15 +43,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_batched_tokens=st.integers(6, 40),
         policy=st.sampled_from(["fcfs", "priority"]),
         chunked=st.sampled_from([True, True, False]),
-        caching=st.sampled_from([True, True, True, False]),
+        kept=st.sampled_from(["prefixes", "prefixes", "prefixes", "nothing", "states"]),
         seed=st.integers(0, 2**32),
     )
-    def start(self, groups, block_size, num_blocks, chunked, caching, seed, **limits) -> None:  # noqa: ANN001, ANN003
+    def start(self, groups, block_size, num_blocks, chunked, kept, seed, **limits) -> None:  # noqa: ANN001, ANN003
         self.config = make_config(
-            block_size=block_size, enable_chunked_prefill=chunked, enable_prefix_caching=caching, **limits
+            block_size=block_size,
+            enable_chunked_prefill=chunked,
+            enable_prefix_caching=kept == "prefixes",
+            keeps_states=kept == "states",
+            **limits,
         )
         self.scheduler = Scheduler(self.config, groups, num_blocks + 1)
-        self.cache = SimulatedCache(groups, block_size)
+        self.cache = SimulatedCache(groups, block_size, keeps_states=kept == "states")
         self.random = random.Random(seed)
         self.live: dict[str, Request] = {}
         self.num_added = 0
@@ -157,6 +162,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.live or pool.num_referenced == 0
 
     @invariant()
+    def every_state_row_is_held_by_one_that_runs(self) -> None:
+        rows = self.scheduler.state_rows
+        if rows is not None:
+            running = [r for r in self.live.values() if r.status is RequestStatus.RUNNING]
+            rows.check([r.state_row for r in running])
+            assert rows.num_held == len(running) == self.scheduler.num_running
+            assert all(r.state_row is None for r in self.live.values() if r.status is not RequestStatus.RUNNING)
+
+    @invariant()
     def blocks_are_shared_only_where_they_hold_the_same(self) -> None:
         holders: dict[int, object] = {}
         for request in self.live.values():
@@ -234,6 +248,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def end(self, request: Request) -> None:
         assert request.status is RequestStatus.FINISHED
         assert request.block_ids == [[] for _ in self.cache.groups]
+        assert request.state_row is None
         del self.live[request.request_id]
 
 

@@ -38,7 +38,7 @@ def size(cache: CacheConfig | None = None, *groups: CacheGroup, **changes: Any) 
 
 def test_the_pool_takes_what_full_requests_could_use() -> None:
     # 100 blocks a request, and the null block; half of 1 GiB would be 512 blocks.
-    assert size() == CacheSize(1600, 401, 401 * MIB, 6400)
+    assert size() == CacheSize(1600, 401, 401 * MIB, 6400, 4)
     assert size().num_full_requests == 4
 
 
@@ -66,7 +66,7 @@ def test_a_window_keeps_less() -> None:
 
 
 def test_the_length_is_the_callers_or_the_models() -> None:
-    assert size(max_model_len=160) == CacheSize(160, 41, 41 * MIB, 640)
+    assert size(max_model_len=160) == CacheSize(160, 41, 41 * MIB, 640, 4)
     with pytest.raises(ConfigError, match="max_model_len is 1601, but the model was made for 1600 tokens"):
         size(max_model_len=1601)
 
@@ -112,6 +112,40 @@ def test_blocks_without_bytes_only_count_tokens() -> None:
     # Bytes for a cache that takes none must not become blocks without end.
     assert size(CacheConfig(memory_bytes=2**29), bytes_per_block=0, max_num_seqs=1) == found
     assert (found.max_model_len, found.num_bytes, found.num_full_requests) == (1600, 0, 1)
+
+
+def test_states_and_blocks_share_the_memory() -> None:
+    found = size(bytes_per_state=8 * MIB)
+    assert found == CacheSize(1600, 401, (401 + 4 * 8) * MIB, 6400, 4)
+    # 512 MiB for all; at most half of it for states.
+    found = size(bytes_per_state=8 * MIB, max_num_seqs=64)
+    assert (found.max_num_seqs, found.num_blocks, found.num_bytes) == (32, 256, 512 * MIB)
+    found = size(CacheConfig(num_blocks=300), bytes_per_state=8 * MIB, max_num_seqs=64)
+    assert (found.max_num_seqs, found.num_blocks) == (32, 300)
+
+
+def test_fewer_requests_than_asked_for_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    size(bytes_per_state=8 * MIB, max_num_seqs=64)
+    assert "the cache holds the states of 32 requests at once; asked for were 64" in caplog.text
+
+
+def test_states_without_blocks_take_all_the_memory() -> None:
+    found = size_cache(
+        CacheConfig(),
+        (),
+        bytes_per_block=0,
+        bytes_per_state=8 * MIB,
+        model_max_len=1600,
+        max_model_len=None,
+        max_num_seqs=100,
+        max_chunk=64,
+    )
+    assert found == CacheSize(1600, 2, 512 * MIB, 64 * 1600, 64)
+
+
+def test_a_state_that_does_not_fit_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"needs 0.50 GiB for its states; the cache has 0.25 GiB for them"):
+        size(bytes_per_state=512 * MIB)
 
 
 def _cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

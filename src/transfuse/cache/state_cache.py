@@ -1,0 +1,71 @@
+"""The tensors behind recurrent layers: a row of fixed size for each running request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+StateKind = Literal["conv", "recurrent"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One state that a layer keeps of a request, however long the request is.
+
+    Attributes:
+        layer: as the model numbers it when it calls.
+        index: among the layer's states of this kind.
+        kind: `conv`, the last inputs of a convolution; `recurrent`, what a recurrence has come to.
+        shape: of one request.
+        dtype: of the state, which need not be the weights'.
+    """
+
+    layer: int
+    index: int
+    kind: StateKind
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one request."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class StateCache:
+    """States of all running requests.
+
+    Args:
+        specs: what the model keeps.
+        num_rows: requests that can run at once.
+
+    Attributes:
+        tensors: for each of `specs`, [num_rows, *shape].
+    """
+
+    def __init__(self, specs: Sequence[StateSpec], num_rows: int) -> None:
+        self.specs = tuple(specs)
+        self.num_rows = num_rows
+        # Untouched memory is not committed by the system, and rows are zeroed when they are handed out.
+        self.tensors = {spec: torch.empty((num_rows, *spec.shape), dtype=spec.dtype) for spec in specs}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all rows."""
+        return self.num_rows * row_bytes(self.specs)
+
+    def zero_rows(self, rows: Sequence[int]) -> None:
+        """Clear rows that were just handed out, so that nothing of an earlier request, NaN included, is read."""
+        if rows:
+            index = torch.tensor(rows)
+            for tensor in self.tensors.values():
+                tensor.index_fill_(0, index, 0)
+
+
+def row_bytes(specs: Sequence[StateSpec]) -> int:
+    """Bytes that a running request takes in a `StateCache`."""
+    return sum(spec.num_bytes for spec in specs)

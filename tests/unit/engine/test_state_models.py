@@ -1,0 +1,132 @@
+"""Models with recurrent layers in ragged batches: what a request sees does not depend on who runs beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.unit.engine.driven import Driven, logits_of, random_prompts
+from tests.zoo import build
+from transfuse.cache.state_cache import row_bytes
+from transfuse.engine.fused_runner import FusedRunner
+from transfuse.engine.plain_runner import PlainRunner
+from transfuse.fusion.analysis import analyse_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# Short convolutions; gated delta rule; Mamba-2 alone; Mamba, which takes no state with several tokens; attention and
+# a recurrence in one layer; a convolution before attention.
+FAMILIES = ["lfm2", "qwen3_next", "mamba2", "jamba", "falcon_h1", "zaya"]
+
+
+@torch.inference_mode()
+def _original(model: PreTrainedModel, prompt: list[int], forced: list[int]) -> torch.Tensor:
+    """Logits [len(forced), V] of the model's own forward over prompt and forced tokens."""
+    ids = torch.tensor([prompt + forced[:-1]])
+    return model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_do_not_depend_on_the_company(name: str) -> None:
+    prompts = random_prompts(21, 1, 6, 40, 13)
+    forced = random_prompts(6, 6, 6, 6, 6, seed=1)
+    requests = {str(i): (prompt, tokens) for i, (prompt, tokens) in enumerate(zip(prompts, forced, strict=True))}
+    model = build(name)
+    expected = {key: _original(model, *value) for key, value in requests.items()}
+    runner = PlainRunner(model)
+    ways = {
+        "alone": logits_of(runner, requests, max_num_seqs=1),
+        "packed": logits_of(runner, requests, budget=256),
+        "chunked": logits_of(runner, requests, budget=7),
+    }
+    runner.close()
+    for way, found in ways.items():
+        for key, logits in expected.items():
+            error = (found[key] - logits).abs().max() / logits.std()
+            assert error < 1e-4, f"{way}, request {key}"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_freed_rows_hold_is_never_read(name: str) -> None:
+    """With NaN in every row that nobody owns, after each step, logits keep their bits; requests that end or are aborted
+    leave their rows to others, and one that is preempted comes to the same."""
+    prompts, forced = random_prompts(30, 5, 17, 9, 12), random_prompts(20, 3, 12, 8, 6, seed=1)
+
+    def run(*, poison: bool) -> dict[str, torch.Tensor]:
+        runner = PlainRunner(build(name))
+        driven = Driven(runner, num_blocks=40, max_num_seqs=3, budget=16)
+        for i, (prompt, tokens) in enumerate(zip(prompts, forced, strict=True)):
+            driven.add(str(i), prompt, tokens)
+
+        def after_each() -> None:
+            if len(driven.rows["2"]) == 2 and driven.requests[2].status.value == "running":
+                driven.scheduler.abort("2")
+            if poison:
+                assert runner._states is not None
+                owned = {r.state_row for r in driven.requests}
+                free = [row for row in range(3) if row not in owned]
+                for tensor in runner._states.tensors.values():
+                    tensor[free] = torch.nan
+            driven.scheduler.check()
+
+        found = driven.finish(after_each)
+        runner.close()
+        return found
+
+    clean, poisoned = run(poison=False), run(poison=True)
+    for key, logits in clean.items():
+        assert logits.isfinite().all()
+        assert torch.equal(poisoned[key], logits), key
+
+
+def test_a_preempted_request_begins_anew() -> None:
+    """Its row goes to another; what it has computed is computed again."""
+    prompts, forced = random_prompts(30, 28), random_prompts(20, 20, seed=1)
+    model = build("qwen3_next")
+    runner = PlainRunner(model)
+    driven = Driven(runner, num_blocks=22, max_num_seqs=2)
+    for i, (prompt, tokens) in enumerate(zip(prompts, forced, strict=True)):
+        driven.add(str(i), prompt, tokens)
+    found = driven.finish(driven.scheduler.check)
+    runner.close()
+    assert driven.scheduler.num_preemptions > 0
+    for i, (prompt, tokens) in enumerate(zip(prompts, forced, strict=True)):
+        expected = _original(model, prompt, tokens)
+        assert (found[str(i)] - expected).abs().max() / expected.std() < 1e-3
+
+
+def test_mixers_that_take_no_state_with_several_tokens_are_found() -> None:
+    singly = {}
+    for name in FAMILIES:
+        runner = PlainRunner(build(name))
+        singly[name] = sorted({layer.name for layer in runner._state_layers if not layer.continues_texts})
+        remarks = "; ".join(runner.remarks)
+        assert "keeps a state of each request, so that prefixes are not shared" in remarks
+        assert ("continues texts token by token" in remarks) == bool(singly[name])
+        runner.close()
+    assert singly == {**dict.fromkeys(FAMILIES, []), "jamba": ["JambaMambaMixer"]}
+
+
+def test_states_are_counted_and_the_model_is_given_back() -> None:
+    model = build("falcon_h1")
+    runner = PlainRunner(model)
+    assert runner.bytes_per_state == row_bytes(runner.state_specs) > 0
+    assert runner.allocate_states(5) == 5 * runner.bytes_per_state
+    assert not runner.shares_prefixes and runner.supports_chunks
+    runner.close()
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
+def test_fused_models_say_that_they_are_no_program(name: str) -> None:
+    model = build(name)
+    requests = {"a": (random_prompts(21)[0], [5, 6, 7]), "b": (random_prompts(9)[0], [8, 9])}
+    expected = {key: _original(model, *value) for key, value in requests.items()}
+    runner = FusedRunner(model, analyse_model(model))
+    found = logits_of(runner, requests, budget=16)
+    assert runner.executable is None
+    assert "keeps a state of each request" in runner.kernels
+    runner.close()
+    for key, logits in expected.items():
+        assert (found[key] - logits).abs().max() / logits.std() < 1e-4
