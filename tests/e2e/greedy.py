@@ -84,3 +84,4 @@ def check(
         scheduler = llm._built.core.engine.scheduler
         scheduler.check()
         assert scheduler.pool.num_referenced == 0
+        assert scheduler.state_rows is None or scheduler.state_rows.num_held == 0

@@ -29,6 +29,10 @@ TYPES = [
 # Of those whose requests run side by side: biases from lengths, windows of their own, chunks and temperatures.
 SIDE_BY_SIDE = [("bloom", "fused"), ("gpt_neo", "plain"), ("llama4_text", "fused")]
 CASES = [*((name, "fused") for name in TYPES), *((name, "plain") for name in TYPES[::2]), *SIDE_BY_SIDE]
+# Recurrent layers: short convolutions, the gated delta rule, Mamba-2 alone, Mamba, both kinds in one layer, and a
+# convolution before attention.
+STATE_TYPES = ["lfm2", "qwen3_next", "mamba2", "jamba", "falcon_h1", "zaya"]
+STATE_CASES = [*((name, "fused") for name in STATE_TYPES), *((name, "plain") for name in STATE_TYPES[::3])]
 NUM_TOKENS = 24
 
 
@@ -46,4 +50,18 @@ def test_greedy_tokens_equal_generates(
     folder, prompts = zoo_folder(name), _prompts()
     expected = generated(folder, prompts, NUM_TOKENS)
     for scenario in (*SCENARIOS, tiny_cache(folder, longest=200 + NUM_TOKENS)):
+        check(folder, scenario, prompts, expected, model_impl=implementation, cache_dir=verdicts)
+
+
+@pytest.mark.parametrize(("name", "implementation"), STATE_CASES)
+def test_recurrent_layers_give_generates_tokens(
+    name: str, implementation: str, zoo_folder: Callable[[str], Path], verdicts: Path
+) -> None:
+    folder, prompts = zoo_folder(name), _prompts()
+    expected = generated(folder, prompts, NUM_TOKENS)
+    # Nothing is found in the prefix cache, and without blocks nobody has to give way.
+    scenarios = [scenario for scenario in SCENARIOS if not scenario.warm]
+    if name != "mamba2":
+        scenarios.append(tiny_cache(folder, longest=200 + NUM_TOKENS))
+    for scenario in scenarios:
         check(folder, scenario, prompts, expected, model_impl=implementation, cache_dir=verdicts)

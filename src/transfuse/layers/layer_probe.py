@@ -181,7 +181,8 @@ class LayerProbe(RaggedCache):
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
         """As Transformers' own cache in the first forward."""
-        return self._states_for_caller().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
+        updated: torch.Tensor = self._states_for_caller().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
+        return updated
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """As Transformers' own cache in the first forward."""
@@ -192,7 +193,10 @@ class LayerProbe(RaggedCache):
         self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
         """As Transformers' own cache in the first forward."""
-        return self._states_for_caller().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
+        updated: torch.Tensor = self._states_for_caller().update_recurrent_state(
+            recurrent_states, layer_idx, state_idx, **kwargs
+        )
+        return updated
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """False: nothing is taken back token by token."""

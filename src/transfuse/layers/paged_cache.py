@@ -45,6 +45,7 @@ class PagedCache(RaggedCache):
         self._layout = layout
         self._derived = iter(layout.of_derived)
         self._states = states
+        self._state_groups: Sequence[StateGroup] | None = None
         self._requests: tuple[RequestRows, ...] | None = None
 
     def list_layers(self) -> list[ListedLayer]:
@@ -90,7 +91,9 @@ class PagedCache(RaggedCache):
         """See `RaggedCache.state_groups`."""
         if self._states is None:
             return super().state_groups()
-        return state_groups(self._states, self.requests(), self._context.state_index)
+        if self._state_groups is None:
+            self._state_groups = state_groups(self._states, self.requests(), self._context.state_index)
+        return self._state_groups
 
     def extend(
         self, layer_idx: int, key: torch.Tensor, value: torch.Tensor, rows: RequestRows, mask: RaggedMask

@@ -71,13 +71,12 @@ class RequestStates:
         return False
 
     def store(self) -> None:
-        """Write back what lies elsewhere than in the cache."""
-        if isinstance(self._rows, slice):
-            return
-        for layer_idx, layer in self._layers.items():
+        """Write back what lies elsewhere than in the cache, and end the loan."""
+        if not isinstance(self._rows, slice):
             for spec, tensor in self._cache.tensors.items():
-                if spec.layer == layer_idx:
-                    tensor.index_copy_(0, self._rows, _states(layer, spec.kind)[spec.index])
+                if spec.layer in self._layers:
+                    tensor.index_copy_(0, self._rows, _states(self._layers[spec.layer], spec.kind)[spec.index])
+        self._layers.clear()
 
     def _layer(self, layer_idx: int) -> LinearAttentionLayer:
         found = self._layers.get(layer_idx)
@@ -88,7 +87,9 @@ class RequestStates:
     def _lent(self, layer_idx: int) -> LinearAttentionLayer:
         tensors = {spec: tensor for spec, tensor in self._cache.tensors.items() if spec.layer == layer_idx}
         if not tensors:
-            raise UnsupportedModelError(f"layer {layer_idx} keeps a state in this step and did not in the first forward")
+            raise UnsupportedModelError(
+                f"layer {layer_idx} keeps a state now, and did not in the first forward"
+            )
         layer = LinearAttentionLayer(1 + max(spec.index for spec in tensors))
         for spec, tensor in tensors.items():
             _states(layer, spec.kind)[spec.index] = tensor[self._rows]

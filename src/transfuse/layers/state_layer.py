@@ -1,4 +1,4 @@
-"""Runs a layer that keeps a state on the requests of a row: all that continue by one token at once, the others apart."""
+"""Runs a layer that keeps a state on a row's requests: all that continue by one token at once, the others apart."""
 
 from __future__ import annotations
 
@@ -205,9 +205,7 @@ class StateLayer:
 
             expected = go_on(None)
             own = [key for key, tensor in cache.tensors.items() if key.layer in begun.layers]
-            return all(
-                any(not torch.equal(a, b) for a, b in zip(go_on(key), expected, strict=True)) for key in own
-            )
+            return all(any(not torch.equal(a, b) for a, b in zip(go_on(key), expected, strict=True)) for key in own)
         finally:
             self._is_tried = False
 
@@ -218,7 +216,7 @@ def keeping_states(modules: Collection[nn.Module]) -> Iterator[list[StateLayer]]
     layers = {module: StateLayer(module) for module in modules}
     before = {module: vars(module).get("forward") for module in layers}
     for module, layer in layers.items():
-        module.forward = layer  # type: ignore[method-assign, assignment]
+        module.forward = layer
     try:
         yield list(layers.values())
     finally:
@@ -226,4 +224,4 @@ def keeping_states(modules: Collection[nn.Module]) -> Iterator[list[StateLayer]]
             if forward is None:
                 del module.forward
             else:
-                module.forward = forward  # type: ignore[method-assign]
+                module.forward = forward

@@ -97,7 +97,7 @@ def test_a_preempted_request_begins_anew() -> None:
 
 
 def test_mixers_that_take_no_state_with_several_tokens_are_found() -> None:
-    singly = {}
+    singly: dict[str, list[str]] = {}
     for name in FAMILIES:
         runner = PlainRunner(build(name))
         singly[name] = sorted({layer.name for layer in runner._state_layers if not layer.continues_texts})
@@ -105,7 +105,7 @@ def test_mixers_that_take_no_state_with_several_tokens_are_found() -> None:
         assert "keeps a state of each request, so that prefixes are not shared" in remarks
         assert ("continues texts token by token" in remarks) == bool(singly[name])
         runner.close()
-    assert singly == {**dict.fromkeys(FAMILIES, []), "jamba": ["JambaMambaMixer"]}
+    assert {name: layers for name, layers in singly.items() if layers} == {"jamba": ["JambaMambaMixer"]}
 
 
 def test_states_are_counted_and_the_model_is_given_back() -> None:

@@ -13,18 +13,22 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from tests.zoo import MODEL_TYPES, build, load_facts
+from transfuse.cache.state_cache import StateCache
+from transfuse.cache.state_rows import StateRows
 from transfuse.engine import ragged_step, unseen
 from transfuse.engine.batch import Batch
 from transfuse.engine.step_inputs import StepInputs
 from transfuse.engine.unseen import check_model
 from transfuse.engine.verdicts import Verdict
 from transfuse.kernels import attention_plan, torch_ops
-from transfuse.layers import lockstep_forward
+from transfuse.layers import lockstep_forward, paged_cache, request_states, state_layer
 from transfuse.layers.lockstep import Joint
 from transfuse.layers.own_cache import KeptTensor, OwnCacheForm
 from transfuse.layers.paged_cache import PagedCache
 from transfuse.layers.ragged_cache import RequestRows
 from transfuse.layers.ragged_mask import RaggedMask
+from transfuse.layers.request_states import RequestStates
+from transfuse.layers.state_layer import StateGroup
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -186,6 +190,63 @@ def _one_token_less(batch: Batch, inputs: StepInputs) -> dict[str, Any]:
     return {"seq_lens": inputs.context.seq_lens - (inputs.context.seq_lens > 8).int()}
 
 
+def _state_groups(change: Callable[[list[RequestRows], list[int]], tuple[list[RequestRows], list[int]]]) -> Plant:
+    """Part the requests of a row wrongly, or give them others' states."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            paged_cache,
+            "state_groups",
+            lambda cache, requests, rows: state_layer.state_groups(cache, *change(list(requests), list(rows))),
+        )
+
+    return plant
+
+
+def _as_one(requests: list[RequestRows], rows: list[int]) -> tuple[list[RequestRows], list[int]]:
+    return [RequestRows(0, 0, requests[-1].stop, requests[0].past)], rows
+
+
+def _old_rows_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever gets a row finds in it what its last owner left, by end or abort."""
+    init = RequestStates.__init__
+    monkeypatch.setattr(
+        RequestStates, "__init__", lambda self, cache, rows, *, continues: init(self, cache, rows, continues=True)
+    )
+    monkeypatch.setattr(StateCache, "zero_rows", lambda self, rows: None)
+
+
+def _one_layer_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if states were known by the module that is first to ask, not by the call."""
+    layer = RequestStates._layer
+    monkeypatch.setattr(
+        RequestStates, "_layer", lambda self, layer_idx: layer(self, min(s.layer for s in self._cache.specs))
+    )
+
+
+def _gathered_states_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_states, "_as_index", torch.tensor)
+    monkeypatch.setattr(RequestStates, "store", lambda self: None)
+
+
+def _decodes_in_their_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states of decodes come in the order of their rows, the tokens in that of the requests."""
+
+    def take_last(self: StateRows) -> int:
+        row = max(self._free)
+        self._free.remove(row)
+        self._held.add(row)
+        return row
+
+    part = StateGroup.part
+
+    def part_as_it_comes(self: StateGroup, leaf: Any, dim: int | None) -> Any:
+        return part(self if self.others is None else dataclasses.replace(self, others=None, start=0), leaf, dim)
+
+    monkeypatch.setattr(StateRows, "take", take_last)
+    monkeypatch.setattr(StateGroup, "part", part_as_it_comes)
+
+
 FAULTS = [
     pytest.param("llama", _inputs(_later_positions), id="positions off by one after the first chunk"),
     pytest.param("gpt2", _inputs(_later_positions), id="learned positions off by one"),
@@ -219,6 +280,15 @@ FAULTS = [
     pytest.param("doge", _mask_of_request(lambda sees: sees.roll(1, -1)), id="alone: sees the token after"),
     pytest.param("doge", _mask_of_request(torch.ones_like), id="alone: sees all"),
     pytest.param("doge", _everything_is_one_request, id="alone: two requests run as one"),
+    pytest.param("lfm2", _state_groups(lambda requests, rows: (requests, rows[::-1])), id="states of other requests"),
+    pytest.param("qwen3_next", _state_groups(lambda requests, rows: (requests, rows[::-1])), id="recurrences swapped"),
+    pytest.param("lfm2", _state_groups(_as_one), id="a convolution across a border"),
+    pytest.param("falcon_h1", _state_groups(_as_one), id="a recurrence across a border"),
+    pytest.param("lfm2", _old_rows_go_on, id="stale rows"),
+    pytest.param("mamba2", _old_rows_go_on, id="stale rows of a recurrence"),
+    pytest.param("mamba2", _one_layer_for_all, id="states by module, not by call"),
+    pytest.param("qwen3_next", _gathered_states_lost, id="gathered states are not written back"),
+    pytest.param("lfm2", _decodes_in_their_own_order, id="decodes take each other's states"),
     pytest.param("llama", _sees_the_future, id="sees the next token"),
     pytest.param("llama", _mask_of_decodes_dropped, id="decodes see past their end"),
 ]
@@ -236,7 +306,8 @@ def test_corrupted_kernels_are_rejected(name: str, plant: Plant, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gpt2", "mistral", "gpt_oss", "gemma2", "doge", "bloom", "falcon", "llama4_text", "deepseek_v32"]
+    "name",
+    [*"llama gpt2 mistral gpt_oss gemma2 doge bloom falcon llama4_text deepseek_v32".split(), *"lfm2 qwen3_next mamba2 falcon_h1".split()],
 )
 def test_without_the_fault_they_pass(name: str) -> None:
     assert unseen._check(build(name)).passed

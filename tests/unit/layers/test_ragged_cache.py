@@ -37,7 +37,7 @@ ANSWERED_BY_THE_PROBE = {
 class Row(RaggedCache):
     """A ragged cache as such."""
 
-    attend = attend_latent = extend = requests = store = lambda self, *args: None  # noqa: E731
+    attend = attend_latent = extend = requests = store = lambda self, *args: None
 
 
 @pytest.mark.parametrize("name", sorted(n for n in dir(Cache) if not n.startswith("_") and n not in ANSWERED))

@@ -200,7 +200,7 @@ def test_what_cannot_be_parted_for_several_requests_is_refused() -> None:
 
     module, cache = Flat(), StateCache(SPECS, 2)
     with keeping_states([module]) as (layer,):
-        settled(layer, module, more=lambda count: torch.ones(count))
+        settled(layer, module, more=torch.ones)
         requests = [RequestRows(0, 0, 1, 4), RequestRows(1, 1, 2, 3)]
         with pytest.raises(UnsupportedModelError, match=r"a tensor of \(2,\) cannot be parted by requests"):
             module(torch.ones(1, 2, WIDTH), cache=Row(2, cache, requests, [0, 1]), more=torch.ones(2))
@@ -213,7 +213,7 @@ def test_a_layer_that_was_not_seen_before_is_refused() -> None:
         row = Row(1, cache, [RequestRows(0, 0, 1, 4)], [0])
         with pytest.raises(UnsupportedModelError, match="forward is not called as in the first forward"):
             module(torch.ones(1, 1, WIDTH), cache=row)
-        with pytest.raises(UnsupportedModelError, match="layer 5 keeps a state in this step and did not in the first"):
+        with pytest.raises(UnsupportedModelError, match="layer 5 keeps a state now, and did not in the first"):
             module(torch.ones(1, 1, WIDTH), cache=row, layer=5)
 
 
