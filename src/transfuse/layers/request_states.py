@@ -87,9 +87,7 @@ class RequestStates:
     def _lent(self, layer_idx: int) -> LinearAttentionLayer:
         tensors = {spec: tensor for spec, tensor in self._cache.tensors.items() if spec.layer == layer_idx}
         if not tensors:
-            raise UnsupportedModelError(
-                f"layer {layer_idx} keeps a state now, and did not in the first forward"
-            )
+            raise UnsupportedModelError(f"layer {layer_idx} keeps a state now, and did not in the first forward")
         layer = LinearAttentionLayer(1 + max(spec.index for spec in tensors))
         for spec, tensor in tensors.items():
             _states(layer, spec.kind)[spec.index] = tensor[self._rows]

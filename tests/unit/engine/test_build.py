@@ -84,13 +84,31 @@ def test_the_summary_tells_what_was_built(built: Callable[..., BuiltEngine]) -> 
 
 
 def test_the_original_runs_one_whole_request_at_a_time(built: Callable[..., BuiltEngine]) -> None:
-    engine = built("mamba", max_model_len=160, max_num_seqs=8, max_num_batched_tokens=32)
+    engine = built("cpmant", max_model_len=160, max_num_seqs=8, max_num_batched_tokens=32)
     summary = engine.summary
     assert (summary.implementation, summary.max_num_seqs, summary.prefix_caching) == ("original", 1, False)
-    assert summary.reason.startswith("neither fused nor plain, since MambaMixer.forward (modeling_mamba.py:")
-    assert "calls Cache.get_conv_state, which has no meaning in a ragged batch" in summary.reason
+    assert summary.reason.startswith("neither fused nor plain, since CpmAntModel.forward (modeling_cpmant.py:")
+    assert "computes with a cache length, which a ragged batch does not have" in summary.reason
     assert (summary.cache_tokens, summary.cache_bytes, summary.kernels) == (None, 0, "torch")
     assert (summary.num_linears, summary.num_fused_linears, engine.plan) == (None, None, None)
+    engine.core.close()
+
+
+def test_a_model_with_states_shares_no_prefixes_and_says_so(built: Callable[..., BuiltEngine]) -> None:
+    engine = built("qwen3_next", max_model_len=160, max_num_seqs=5, max_num_batched_tokens=64)
+    summary, runner = engine.summary, engine.core.engine.runner
+    assert (summary.implementation, summary.max_num_seqs, summary.prefix_caching) == ("fused", 5, False)
+    assert "Qwen3NextGatedDeltaNet keeps a state of each request, so that prefixes are not shared" in summary.reason
+    assert summary.cache_bytes == 200 * runner.bytes_per_block(16) + 5 * runner.bytes_per_state
+    engine.core.close()
+
+
+def test_states_alone_bound_the_requests(built: Callable[..., BuiltEngine]) -> None:
+    engine = built("mamba2", cache={"num_blocks": None, "memory_bytes": 2**20}, max_num_seqs=500)
+    summary, runner = engine.summary, engine.core.engine.runner
+    assert summary.max_num_seqs == 2**20 // runner.bytes_per_state < 500
+    assert summary.cache_bytes == summary.max_num_seqs * runner.bytes_per_state
+    assert summary.full_requests == summary.max_num_seqs
     engine.core.close()
 
 
