@@ -307,7 +307,10 @@ def test_corrupted_kernels_are_rejected(name: str, plant: Plant, monkeypatch: py
 
 @pytest.mark.parametrize(
     "name",
-    [*"llama gpt2 mistral gpt_oss gemma2 doge bloom falcon llama4_text deepseek_v32".split(), *"lfm2 qwen3_next mamba2 falcon_h1".split()],
+    [
+        *"llama gpt2 mistral gpt_oss gemma2 doge bloom falcon llama4_text deepseek_v32".split(),
+        *"lfm2 qwen3_next mamba2 falcon_h1".split(),
+    ],
 )
 def test_without_the_fault_they_pass(name: str) -> None:
     assert unseen._check(build(name)).passed
