@@ -19,12 +19,17 @@ ShortText = Annotated[str, Field(min_length=1, max_length=MAX_STRING_LENGTH)]
 NumTokens = Annotated[int, Field(ge=1, le=MAX_ID)]
 
 
+def refusal(reason: str) -> PydanticCustomError:
+    """To raise where a value of the API is not served."""
+    return PydanticCustomError("refused", "{reason}", {"reason": reason, "code": "unsupported_parameter"})
+
+
 def refused(reason: str) -> BeforeValidator:
     """For a field of the API that is not served: only null is taken, anything else answered with `reason`."""
 
     def refuse(value: object) -> None:
         if value is not None:
-            raise PydanticCustomError("refused", "{reason}", {"reason": reason, "code": "unsupported_parameter"})
+            raise refusal(reason)
 
     return BeforeValidator(refuse)
 

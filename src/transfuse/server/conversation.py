@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+import pydantic_core
 
 from transfuse.async_llm import AsyncLLM
 from transfuse.server.generation import ReadPrompt
 
 Message = dict[str, Any]
+_EFFORTS: Final = {
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,30 @@ class Conversation:
         """
         text = await llm.render_chat(self.messages, **self.arguments)
         return ReadPrompt(await llm.encode(text, add_special_tokens), text)
+
+
+def arguments_of(text: str) -> Mapping[str, Any] | str:
+    """A call's arguments as templates want them: the JSON object, or the text as it is where a model wrote none."""
+    try:
+        read = pydantic_core.from_json(text or "{}", allow_inf_nan=False)
+    except ValueError:
+        return text
+    return read if isinstance(read, dict) else text
+
+
+def reasoning_variables(enabled: bool | None, effort: str | None) -> dict[str, Any]:
+    """What templates are told of reasoning, under the names that they have for it.
+
+    Args:
+        enabled: whether the model thinks before it answers; None leaves the template's default.
+        effort: how much; what most templates do not know is told as the nearest that they do.
+    """
+    variables: dict[str, Any] = {}
+    if enabled is not None:
+        variables["enable_thinking"] = variables["thinking"] = enabled
+    if effort is not None:
+        variables["reasoning_effort"] = _EFFORTS[effort]
+    return variables
 
 
 class Turns:
@@ -70,10 +104,10 @@ class Turns:
         """What the model thought."""
         _join(self._turn("assistant"), "reasoning_content", text, "\n")
 
-    def add_call(self, call_id: str, name: str, arguments: Mapping[str, Any]) -> None:
-        """A call that the model made."""
+    def add_call(self, call_id: str, name: str, arguments: Mapping[str, Any] | str) -> None:
+        """A call that the model made; its arguments as text where they are no JSON object."""
         self._names[call_id] = name
-        function = {"name": name, "arguments": dict(arguments)}
+        function = {"name": name, "arguments": arguments}
         calls = self._turn("assistant").setdefault("tool_calls", [])
         calls.append({"id": call_id, "type": "function", "function": function})
 

@@ -60,6 +60,10 @@ class UnknownModelError(RequestError):
         super().__init__(f"There is no model {_cut(name)!r} here; this server has {', '.join(map(repr, served))}.")
 
 
+class NotStoredError(RequestError):
+    """The request names something that the server does not remember."""
+
+
 class ErrorDetail(BaseModel):
     """What went wrong.
 
@@ -120,6 +124,8 @@ def problem_of(error: Exception, request_id: str) -> Problem:
             return invalid_request(str(error), param=error.field, code=error.code)
         case UnknownModelError():
             return invalid_request(str(error), status=404, param="model", code="model_not_found")
+        case NotStoredError():
+            return invalid_request(str(error), status=404, code="not_found")
         case CapacityError():
             return invalid_request(str(error), code="context_length_exceeded")
         case RequestError():

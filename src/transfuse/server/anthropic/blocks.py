@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
-from transfuse.server.bodies import MAX_PARTS, ApiModel
+from transfuse.server.bodies import MAX_PARTS, ApiModel, refusal
 
 _TEXT_ONLY: Final = "this server's models read text only"
 _OF_THE_API: Final = "it belongs to a tool that the API runs itself, and this server runs none"
@@ -78,7 +77,7 @@ def refuse_unread(value: Any) -> Any:
         reason = _OF_THE_API
     if reason is not None:
         message = f"a block of type {kind[:40]!r} is not read: {reason}"
-        raise PydanticCustomError("refused", "{reason}", {"reason": message, "code": "unsupported_parameter"})
+        raise refusal(message)
     return value
 
 

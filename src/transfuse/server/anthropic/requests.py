@@ -20,15 +20,13 @@ from transfuse.server.anthropic.blocks import (
 )
 from transfuse.server.anthropic.tools import AnyTool, AnyToolChoice
 from transfuse.server.bodies import MAX_ID, MAX_MESSAGES, MAX_TOOLS, ApiModel, NumTokens, ShortText, refused
-from transfuse.server.conversation import Conversation, Turns
+from transfuse.server.conversation import Conversation, Turns, reasoning_variables
 from transfuse.server.errors import FieldError
 from transfuse.server.settings import ServerSettings
 
 # A line that Claude Code puts before its instructions, for Anthropic's accounts. It differs from one conversation to
 # the next, and would part them from the first token on in the prefix cache.
 _BILLING: Final = "x-anthropic-billing-header:"
-# The words that templates know, by those of the API.
-_EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 
 
 class Message(ApiModel):
@@ -120,12 +118,11 @@ class PromptFields(ApiModel):
         return Conversation(turns.messages, self._arguments(settings, continues))
 
     def _arguments(self, settings: ServerSettings, continues: bool) -> dict[str, Any]:
-        arguments: dict[str, Any] = {"add_generation_prompt": not continues}
+        enabled = None
         if self.thinking is not None and self.thinking.type != "adaptive":
-            # The two names that templates have for it.
-            arguments["enable_thinking"] = arguments["thinking"] = self.thinking.type == "enabled"
-        if self.output_config is not None and self.output_config.effort is not None:
-            arguments["reasoning_effort"] = _EFFORTS[self.output_config.effort]
+            enabled = self.thinking.type == "enabled"
+        effort = None if self.output_config is None else self.output_config.effort
+        arguments = {"add_generation_prompt": not continues, **reasoning_variables(enabled, effort)}
         optional = {
             "chat_template": settings.chat_template,
             "continue_final_message": continues,

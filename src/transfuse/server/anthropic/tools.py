@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
 
 from transfuse.server.anthropic.blocks import CacheControl, ToolName
-from transfuse.server.bodies import ApiModel
+from transfuse.server.bodies import ApiModel, refusal
 
 
 def _refuse_hosted(value: Any) -> Any:
@@ -19,7 +18,7 @@ def _refuse_hosted(value: Any) -> Any:
             f"a tool of type {kind[:40]!r} is not served: only Anthropic's models know it, or its servers run it; "
             "define it as a custom tool with an input_schema"
         )
-        raise PydanticCustomError("refused", "{reason}", {"reason": message, "code": "unsupported_parameter"})
+        raise refusal(message)
     return value
 
 

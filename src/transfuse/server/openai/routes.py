@@ -17,6 +17,7 @@ from transfuse.server.models import add_models
 from transfuse.server.openai.chat import ChatAnswer, read_conversation
 from transfuse.server.openai.completions import CompletionAnswer, read_prompts
 from transfuse.server.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from transfuse.server.openai.responses import add_responses
 from transfuse.server.openai.tokens import DetokenizeResponse, TokenizeResponse, detokenize, tokenize
 from transfuse.server.strict_json import StrictRoute
 
@@ -36,6 +37,7 @@ def router(service: Service) -> APIRouter:
     """
     routes = APIRouter(route_class=StrictRoute, responses=_ERRORS, tags=["OpenAI"])
     _add_generation(routes, service)
+    add_responses(routes, service)
     add_models(routes, service)
     _add_tokens(routes, service)
     return routes
