@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 import threading
+import time
+from pathlib import Path
 
 import uvicorn
 
 from transfuse.async_llm import AsyncLLM
 from transfuse.server.app import create_app
 from transfuse.server.settings import ServerSettings
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a: {% endif %}"
+)
+
+
+def with_template(source: Path, folder: Path) -> Path:
+    """A copy of a model's folder, with a chat template."""
+    shutil.copytree(source, folder)
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": TEMPLATE}))
+    return folder
 
 
 class Server:
@@ -39,6 +55,13 @@ class Server:
         self._server.should_exit = True
         self._thread.join(30)
         assert not self._thread.is_alive()
+
+    def wait_idle(self, seconds: float = 1.0) -> None:
+        """Waits until no request runs, far less long than an answer would take."""
+        deadline = time.monotonic() + seconds
+        while self.llm.num_unfinished:
+            assert time.monotonic() < deadline, "a request still runs"
+            time.sleep(0.02)
 
     async def _run(self) -> None:
         try:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +13,13 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from anthropic.types import Message
 
-from tests.e2e.server_thread import Server
+from tests.e2e.server_thread import Server, with_template
 from tests.sdk_types import checked
 from transfuse.async_llm import AsyncLLM
 from transfuse.server.settings import ServerSettings
 
 MODEL = "tiny-llama"
 KEY = "correct-key"
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a: {% endif %}"
-)
 MESSAGES: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "Wörter 🙂"}]}]
 GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}
 ASK: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "system": "Be brief.", **GREEDY}
@@ -34,10 +29,7 @@ ASK: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "system": "Be brief
 def server(
     zoo_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any]
 ) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("served") / "llama"
-    shutil.copytree(zoo_folder("llama"), folder)
-    config = folder / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": TEMPLATE}))
+    folder = with_template(zoo_folder("llama"), tmp_path_factory.mktemp("served") / "llama")
     served = ServerSettings(served_model_names=(MODEL,), api_keys=(KEY,), max_num_seqs=4, max_queued_requests=4, port=0)
     llm = AsyncLLM(folder, model_impl="plain", kv_cache_memory_bytes=2**25, max_num_seqs=4, **settings)
     with Server(llm, served) as running:
@@ -157,9 +149,4 @@ def test_a_stream_that_is_closed_is_aborted(server: Server, client: Anthropic, r
     for _ in range(read):
         next(stream)
     stream.close()
-    deadline = threading.Event()
-    for _ in range(50):
-        if server.llm.num_unfinished == 0:
-            return
-        deadline.wait(0.02)
-    pytest.fail("the request still runs")
+    server.wait_idle()

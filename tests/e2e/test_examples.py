@@ -4,12 +4,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+from tests.e2e.server_thread import Server
+from transfuse.async_llm import AsyncLLM
+from transfuse.server.settings import ServerSettings
+
+ALL = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+CLIENTS = [path for path in ALL if path.stem.endswith("_client")]
+EXAMPLES = [path for path in ALL if path not in CLIENTS]
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 
 # A line of the output that only a working run can print.
@@ -21,6 +28,8 @@ SHOWN = {
     "token_ids_and_logprobs": "sum: -",
     "fuse_training": "the same as unfused: True",
     "decoder": "2,918,400 parameters",
+    "anthropic_client": "tokens, ended by ",
+    "responses_client": "prompt tokens came from the cache",
 }
 
 
@@ -43,5 +52,19 @@ def test_runs(example: Path, chat_model: Path, compiled_kernels: Path, tmp_path:
         timeout=300,
         env={**os.environ, "TRANSFUSE_CACHE_DIR": str(tmp_path)},
     )
+    assert done.returncode == 0, done.stderr
+    assert SHOWN[example.stem] in done.stdout
+
+
+@pytest.fixture(scope="module")
+def server(chat_model: Path, settings: dict[str, Any]) -> Iterator[Server]:
+    served = ServerSettings(served_model_names=("my-model",), port=0)
+    with Server(AsyncLLM(chat_model, kv_cache_memory_bytes=2**25, **settings), served) as running:
+        yield running
+
+
+@pytest.mark.parametrize("example", CLIENTS, ids=lambda path: path.stem)
+def test_client_runs(example: Path, server: Server) -> None:
+    done = subprocess.run([sys.executable, example, server.url], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert SHOWN[example.stem] in done.stdout

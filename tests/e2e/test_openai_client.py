@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,15 +12,12 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.e2e.server_thread import Server
+from tests.e2e.server_thread import Server, with_template
 from transfuse.async_llm import AsyncLLM
 from transfuse.server.settings import ServerSettings
 
 MODEL = "tiny-llama"
 KEY = "correct-key"
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a: {% endif %}"
-)
 MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Wörter 🙂"}]
 
 
@@ -31,10 +25,7 @@ MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "use
 def server(
     zoo_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any]
 ) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("served") / "llama"
-    shutil.copytree(zoo_folder("llama"), folder)
-    config = folder / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": TEMPLATE}))
+    folder = with_template(zoo_folder("llama"), tmp_path_factory.mktemp("served") / "llama")
     served = ServerSettings(
         served_model_names=(MODEL,), api_keys=(KEY,), max_num_seqs=16, max_queued_requests=16, port=0
     )
@@ -264,20 +255,11 @@ def test_a_stream_that_is_closed_is_aborted(server: Server, client: OpenAI, read
         next(stream)
     assert server.llm.num_unfinished > 0
     stream.close()
-    _wait_until_idle(server)
+    server.wait_idle()
 
 
 def test_a_request_that_is_given_up_is_aborted(server: Server, client: OpenAI) -> None:
     body: dict[str, Any] = {"model": MODEL, "prompt": "x", "max_tokens": 450, "extra_body": {"ignore_eos": True}}
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.2).completions.create(**body, n=8)
-    _wait_until_idle(server)
-
-
-def _wait_until_idle(server: Server) -> None:
-    deadline = threading.Event()
-    for _ in range(50):  # far less than the answer would take
-        if server.llm.num_unfinished == 0:
-            return
-        deadline.wait(0.02)
-    pytest.fail("the request still runs")
+    server.wait_idle()

@@ -187,6 +187,48 @@ def messages() -> Iterator[BadRequest]:
     yield BadRequest("count nothing", "/v1/messages/count_tokens", b"{}")
 
 
+def responses() -> Iterator[BadRequest]:
+    wrong: list[tuple[str, Any]] = [
+        ("input", None),
+        ("input", []),
+        ("input", 5),
+        ("input", [5]),
+        ("input", [{"role": "user"}]),
+        ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1"}]}]),
+        ("input", [{"type": "function_call", "call_id": "1"}]),
+        ("input", [{"type": "item_reference", "id": "msg_1"}]),
+        ("input", [{"role": "user", "content": "a"}] * 2049),
+        ("input", "\udfff"),
+        ("previous_response_id", "resp_1"),
+        ("previous_response_id", "r" * 300),
+        ("instructions", 5),
+        ("max_output_tokens", 0),
+        ("max_output_tokens", 2**63),
+        ("temperature", True),
+        ("top_p", 2),
+        ("tools", [{"type": "web_search"}]),
+        ("tools", [{"type": "mcp", "server_url": "http://127.0.0.1"}]),
+        ("tools", [{"type": "function", "name": "f"}] * 2),
+        ("tools", [{"type": "namespace", "name": "n", "tools": [{"type": "namespace", "name": "m", "tools": []}]}]),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function"}),
+        ("metadata", {str(number): "x" for number in range(17)}),
+        ("background", True),
+        ("include", ["everything"]),
+        ("unknown_field", 1),
+    ]
+    for field, value in wrong:
+        body = {"model": "llama", "input": "Hi", "max_output_tokens": 2} | {field: value}
+        yield BadRequest(f"responses {field}={str(value)[:24]!r}", "/v1/responses", json.dumps(body).encode())
+    for method, path in [
+        ("GET", "/v1/responses/resp_1"),
+        ("DELETE", "/v1/responses/resp_1"),
+        ("GET", "/v1/responses/resp_1/input_items"),
+        ("GET", "/v1/responses/%2e%2e%2f%2e%2e%2fetc%2fpasswd"),
+    ]:
+        yield BadRequest(f"{method} {path}", path, b"", (404,), method=method)
+
+
 def bodies() -> Iterator[BadRequest]:
     good = json.dumps(COMPLETION).encode()
     raw = {
@@ -239,4 +281,4 @@ def routes() -> Iterator[BadRequest]:
         yield BadRequest(f"{path} {body}", path, json.dumps(body).encode())
 
 
-BAD_REQUESTS = [*numbers(), *fields(), *chats(), *messages(), *bodies(), *routes()]
+BAD_REQUESTS = [*numbers(), *fields(), *chats(), *messages(), *responses(), *bodies(), *routes()]

@@ -48,13 +48,16 @@ class Conversation:
         return ReadPrompt(await llm.encode(text, add_special_tokens), text)
 
 
-def arguments_of(text: str) -> Mapping[str, Any] | str:
-    """A call's arguments as templates want them: the JSON object, or the text as it is where a model wrote none."""
+def arguments_of(text: str) -> dict[str, Any]:
+    """A call's arguments as the object that templates want.
+
+    Other servers and models leave texts behind that are none. The model is shown such a one as it is, within an object.
+    """
     try:
         read = pydantic_core.from_json(text or "{}", allow_inf_nan=False)
     except ValueError:
-        return text
-    return read if isinstance(read, dict) else text
+        read = None
+    return read if isinstance(read, dict) else {"malformed_arguments": text}
 
 
 def reasoning_variables(enabled: bool | None, effort: str | None) -> dict[str, Any]:
@@ -104,8 +107,8 @@ class Turns:
         """What the model thought."""
         _join(self._turn("assistant"), "reasoning_content", text, "\n")
 
-    def add_call(self, call_id: str, name: str, arguments: Mapping[str, Any] | str) -> None:
-        """A call that the model made; its arguments as text where they are no JSON object."""
+    def add_call(self, call_id: str, name: str, arguments: Mapping[str, Any]) -> None:
+        """A call that the model made."""
         self._names[call_id] = name
         function = {"name": name, "arguments": arguments}
         calls = self._turn("assistant").setdefault("tool_calls", [])

@@ -10,6 +10,7 @@ from transfuse.errors import PromptError
 from transfuse.outputs import CompletionOutput
 from transfuse.sampling_params import SamplingParams
 from transfuse.server.deltas import Cursor, Delta
+from transfuse.server.errors import FieldError
 from transfuse.server.generation import ReadPrompt, Service
 from transfuse.text.replies import Event, ReplyFormat, ReplyParser, Tools, choose_format, tools_of
 
@@ -93,6 +94,21 @@ class ToolUse:
         """Of the tools."""
         return [tool["function"]["name"] for tool in self.tools]
 
+    def check(self) -> None:
+        """Raise where tools and their use contradict each other.
+
+        Raises:
+            FieldError: they do.
+        """
+        if self.mode == "required" and not self.tools:
+            raise FieldError("tool_choice", "tool_choice asks for a call, and there are no tools; send some.")
+        if self.name is not None and self.name not in self.names:
+            raise FieldError("tool_choice", f"tool_choice names {self.name[:100]!r}, which is none of the tools.")
+        if self.mode == "required":
+            raise FieldError(
+                "tool_choice", 'calls cannot be forced yet; set tool_choice to "auto".', "unsupported_parameter"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class ReplyPlan:
@@ -126,8 +142,10 @@ def plan_replies(service: Service, use: ToolUse, chat_template: str | None = Non
         chat_template: the template that lays the request out, if it is not the server's.
 
     Raises:
+        FieldError: tools and their use contradict each other.
         PromptError: the template lays out no tools, and some may be called.
     """
+    use.check()
     tokenizer, settings = service.llm.tokenizer, service.settings
     source = tokenizer.templates.find(chat_template or settings.chat_template, has_tools=bool(use.tools))
     chosen = choose_format(source, settings.tool_call_parser, settings.reasoning_parser)

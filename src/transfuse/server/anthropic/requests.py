@@ -18,10 +18,11 @@ from transfuse.server.anthropic.blocks import (
     ToolUseBlock,
     text_of,
 )
-from transfuse.server.anthropic.tools import AnyTool, AnyToolChoice
+from transfuse.server.anthropic.tools import AnyTool, ToolChoice, tool_use_of
 from transfuse.server.bodies import MAX_ID, MAX_MESSAGES, MAX_TOOLS, ApiModel, NumTokens, ShortText, refused
 from transfuse.server.conversation import Conversation, Turns, reasoning_variables
 from transfuse.server.errors import FieldError
+from transfuse.server.replies import ToolUse
 from transfuse.server.settings import ServerSettings
 
 # A line that Claude Code puts before its instructions, for Anthropic's accounts. It differs from one conversation to
@@ -86,7 +87,7 @@ class PromptFields(ApiModel):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: TextBlocks | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: AnyToolChoice | None = None
+    tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
@@ -117,6 +118,10 @@ class PromptFields(ApiModel):
             )
         return Conversation(turns.messages, self._arguments(settings, continues))
 
+    def tool_use(self) -> ToolUse:
+        """How the tools may be used."""
+        return tool_use_of(self.tools or [], self.tool_choice)
+
     def _arguments(self, settings: ServerSettings, continues: bool) -> dict[str, Any]:
         enabled = None
         if self.thinking is not None and self.thinking.type != "adaptive":
@@ -126,7 +131,7 @@ class PromptFields(ApiModel):
         optional = {
             "chat_template": settings.chat_template,
             "continue_final_message": continues,
-            "tools": [tool.as_function() for tool in self.tools or ()],
+            "tools": self.tool_use().tools,
         }
         return arguments | {name: value for name, value in optional.items() if value}
 

@@ -14,6 +14,7 @@ from transfuse.server.anthropic.requests import CountTokensRequest, MessagesRequ
 from transfuse.server.anthropic.types_loader import load_answers
 from transfuse.server.conversation import Conversation
 from transfuse.server.generation import Generation, ReadPrompt, Service
+from transfuse.server.replies import plan_replies
 from transfuse.server.strict_json import StrictRoute
 
 # Both are served: they differ in what is not read here.
@@ -64,16 +65,17 @@ def router(service: Service) -> APIRouter:
         """Answer a conversation."""
         model = service.served_name(body.model)
         conversation = body.conversation(service.settings)
+        plan = plan_replies(service, body.tool_use())
         generation = Generation(
             service=service,
             request=request,
             read_prompts=partial(_read, service.llm, conversation),
             num_prompts=1,
-            params=body.to_params(service.settings.default_sampling),
+            params=plan.params(body.to_params(service.settings.default_sampling)),
             stream=bool(body.stream),
         )
         answer = await load_answers()
-        return await answer(body, generation, model).respond()
+        return await answer(body, generation, plan, model).respond()
 
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest, _: Version = None) -> TokenCount:

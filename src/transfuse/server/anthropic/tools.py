@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from transfuse.server.anthropic.blocks import CacheControl, ToolName
 from transfuse.server.bodies import ApiModel, refusal
+from transfuse.server.replies import ToolUse
 
 
 def _refuse_hosted(value: Any) -> Any:
@@ -48,7 +49,7 @@ class Tool(ApiModel):
     defer_loading: Annotated[
         Literal[False] | None, Field(description="Tools are not searched for; send those that may be called.")
     ] = None
-    strict: Annotated[Literal[False] | None, Field(description="Arguments are not held to the schema.")] = None
+    strict: bool | None = None
 
     def as_function(self) -> dict[str, Any]:
         """The tool as chat templates read it."""
@@ -62,14 +63,35 @@ class Tool(ApiModel):
 
 
 AnyTool = Annotated[Tool, BeforeValidator(_refuse_hosted)]
-_NOT_FORCED = 'calls cannot be forced here; set tool_choice to {"type": "auto"} or {"type": "none"}'
 
 
-class ToolChoice(ApiModel):
-    """Whether the model may call tools, and how many at once."""
-
-    type: Literal["auto", "none"]
+class _ToolChoice(ApiModel):
     disable_parallel_tool_use: bool | None = None
 
 
-AnyToolChoice = Annotated[ToolChoice, Field(description=_NOT_FORCED)]
+class FreeToolChoice(_ToolChoice):
+    """Whether the model may or must call tools."""
+
+    type: Literal["auto", "any", "none"]
+
+
+class NamedToolChoice(_ToolChoice):
+    """The tool that the model has to call."""
+
+    type: Literal["tool"]
+    name: str
+
+
+ToolChoice = Annotated[FreeToolChoice | NamedToolChoice, Field(discriminator="type")]
+_MODES: Final[dict[str, Literal["auto", "required", "none"]]] = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def tool_use_of(tools: list[Tool], choice: FreeToolChoice | NamedToolChoice | None) -> ToolUse:
+    """How the tools of a request may be used; as the model likes, by default."""
+    functions = [tool.as_function() for tool in tools]
+    if choice is None:
+        return ToolUse(tools=functions)
+    is_parallel = choice.disable_parallel_tool_use is not True
+    if isinstance(choice, NamedToolChoice):
+        return ToolUse(tools=functions, mode="required", name=choice.name, is_parallel=is_parallel)
+    return ToolUse(tools=functions, mode=_MODES[choice.type], is_parallel=is_parallel)

@@ -9,6 +9,7 @@ import pydantic_core
 from pydantic import ConfigDict, Field, PlainValidator, model_validator
 
 from transfuse.server.bodies import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ApiModel
+from transfuse.server.conversation import arguments_of
 from transfuse.server.errors import FieldError
 from transfuse.server.openai.tools import Tools
 from transfuse.server.settings import ServerSettings
@@ -49,19 +50,12 @@ def _read_part(index: int, part: Any) -> str:
 
 
 def _read_arguments(value: Any) -> Any:
-    """Clients send back the text that they got; templates want the object.
-
-    Other servers and models leave texts behind that are none. The model is shown such a one as it is, within an object.
-    """
+    """Clients send back the text that they got; templates want the object."""
     if isinstance(value, dict):
         return value
     if not isinstance(value, str | None):
         raise ValueError("expected a JSON object, as text or as it is")
-    try:
-        read = pydantic_core.from_json(value or "{}", allow_inf_nan=False)
-    except ValueError:
-        read = None
-    return read if isinstance(read, dict) else {"malformed_arguments": value}
+    return arguments_of(value or "")
 
 
 class FunctionCall(ApiModel):

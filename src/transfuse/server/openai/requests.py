@@ -163,20 +163,12 @@ class ChatRequest(GenerationFields, LayoutFields):
         choice = self.tool_choice
         if choice is None:
             choice = "auto" if service.settings.enable_auto_tool_choice else "none"
-        if self.tool_choice not in (None, "none", "auto") and not self.tools:
-            raise FieldError("tool_choice", "tool_choice asks for a call, and there are no tools; send some.")
         use = ToolUse(
             tools=self.tool_definitions,
             mode="required" if isinstance(choice, NamedTool) else choice,
             name=choice.function.name if isinstance(choice, NamedTool) else None,
             is_parallel=self.parallel_tool_calls is not False,
         )
-        if use.name is not None and use.name not in use.names:
-            raise FieldError("tool_choice", f"tool_choice names {use.name[:100]!r}, which is none of the tools.")
-        if use.mode == "required":
-            raise FieldError(
-                "tool_choice", 'calls cannot be forced yet; set tool_choice to "auto".', "unsupported_parameter"
-            )
         return plan_replies(service, use, self.chat_template)
 
 

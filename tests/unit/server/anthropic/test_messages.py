@@ -10,10 +10,12 @@ from anthropic.types import ErrorResponse, MessageTokensCount, ModelInfo
 
 from tests.sdk_types import checked
 from tests.unit.server.anthropic.conftest import HI, MessagesApi, named_events
+from tests.unit.server.anthropic.test_writing import joined
 from tests.unit.server.openai.asgi_client import Client, until
 from tests.unit.server.openai.fake_llm import EOS, TOKENIZER, FakeLLM
+from tests.unit.server.spoken import HERMES, speaking
 from transfuse.errors import EngineDeadError, EngineUnavailableError, NonFiniteLogitsError, QueueFullError
-from transfuse.server.anthropic import answers
+from transfuse.server import responding
 
 
 def test_an_answer_is_a_message(api: MessagesApi) -> None:
@@ -170,7 +172,7 @@ def test_a_client_that_leaves_aborts_its_request(api: MessagesApi, stream: bool)
 def test_a_client_hears_of_the_server_while_the_model_is_not_done(
     api: MessagesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(responding, "PAUSE_SECONDS", 0.02)
 
     async def run() -> None:
         api.llm = FakeLLM()
@@ -196,3 +198,54 @@ def test_the_prompt_is_laid_out_by_the_template(api: MessagesApi) -> None:
     (new,) = api.llm.core.requests
     text = TOKENIZER.decode(new.prompt_token_ids, skip_special_tokens=False)
     assert text == "<s>system: Be brief.</s><s>user: hi</s><s>assistant: "
+
+
+TOOL = {"name": "look", "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}}}
+
+
+def test_thinking_and_calls_have_blocks_of_their_own(api: MessagesApi) -> None:
+    api.settings["chat_template"] = HERMES
+    api.llm = speaking()
+    body: dict[str, Any] = {"tools": [TOOL], "max_tokens": 200}
+    message = api.message(**body)
+    thinking, text, first, second = message.content
+    assert thinking.type == "thinking" and thinking.thinking.strip() == "I look."
+    assert text.type == "text" and text.text.strip() == "Let me see."
+    assert first.type == second.type == "tool_use"
+    assert (first.name, first.input, second.input) == ("look", {"at": "it"}, {})
+    assert first.id != second.id
+    assert message.stop_reason == "tool_use"
+    details = message.usage.output_tokens_details
+    assert details is not None and 0 < details.thinking_tokens < message.usage.output_tokens
+    api.llm = speaking()
+    events = api.events(**body)
+    assert (events[-2].delta.stop_reason, events[-2].usage.output_tokens_details) == ("tool_use", details)
+    again = joined(events[1:-2])
+    for block, other in zip(message.content, again, strict=True):
+        assert block.model_dump(exclude={"id"}) == other.model_dump(exclude={"id"})
+
+
+def test_calls_can_be_limited_to_one_and_to_none(api: MessagesApi) -> None:
+    api.settings["chat_template"] = HERMES
+    for choice, num in [({"type": "auto", "disable_parallel_tool_use": True}, 1), ({"type": "none"}, 0)]:
+        api.llm = speaking()
+        message = api.message(tools=[TOOL], tool_choice=choice, max_tokens=200)
+        assert sum(block.type == "tool_use" for block in message.content) == num
+        assert message.stop_reason == ("tool_use" if num else "end_turn")
+
+
+def test_thinking_that_is_cut_off_is_no_text(api: MessagesApi) -> None:
+    api.settings["chat_template"] = HERMES
+    api.llm = speaking()
+    message = api.message(max_tokens=14)
+    assert [block.type for block in message.content] == ["thinking"]
+    assert message.stop_reason == "max_tokens"
+    api.llm = speaking()
+    hidden = api.message(max_tokens=14, thinking={"type": "adaptive", "display": "omitted"})
+    (block,) = hidden.content
+    assert block.type == "thinking" and (block.thinking, bool(block.signature)) == ("", True)
+
+
+def test_a_template_without_tools_takes_none(api: MessagesApi) -> None:
+    api.settings["chat_template"] = "{{ messages[0].content }}"
+    assert "lays out no tools" in api.error(tools=[TOOL])

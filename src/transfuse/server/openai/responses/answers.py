@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-import starlette.responses
 from openai.types import responses as types
 from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails, ResponseUsage
 from pydantic import BaseModel, TypeAdapter
 
-from transfuse.server.deltas import Cursor
-from transfuse.server.errors import logged_problem_of, request_id_of
+from transfuse.server.errors import Problem
 from transfuse.server.generation import Generation
 from transfuse.server.openai.responses.items import StoredItem
 from transfuse.server.openai.responses.requests import ResponsesRequest
 from transfuse.server.openai.responses.store import Entry, ResponseStore, num_bytes_of
 from transfuse.server.openai.responses.tools import OfferedTools
 from transfuse.server.openai.responses.writing import ItemWriter
-from transfuse.server.responding import respond
+from transfuse.server.replies import Growth, ReplyPlan
+from transfuse.server.responding import SpokenAnswer
 from transfuse.server.streams import event
-from transfuse.text.replies import Content
 
-# After so long without anything to say, clients are told that the server is there, by a comment that they skip.
-PAUSE_SECONDS: Final = 10.0
-_KEEP_ALIVE: Final = ": keep-alive\n\n"
 _ITEM: Final = TypeAdapter[StoredItem](StoredItem)
 
 
@@ -50,63 +44,30 @@ class Asked:
     inputs: tuple[StoredItem, ...]
 
 
-class ResponseAnswer:
-    """The answer to one request.
+class ResponseAnswer(SpokenAnswer):
+    """A `Response`, or its events.
 
     Args:
         asked: what was asked for.
         generation: what grows.
+        plan: how the reply is read.
         model: the name of the model that it carries.
         store: where the response is remembered, unless its client wants it otherwise.
     """
 
-    def __init__(self, asked: Asked, generation: Generation, model: str, store: ResponseStore) -> None:
+    idle: ClassVar[str] = ": keep-alive\n\n"  # a comment, which clients skip
+
+    def __init__(self, asked: Asked, generation: Generation, plan: ReplyPlan, model: str, store: ResponseStore) -> None:
+        super().__init__(generation, plan)
         self._asked = asked
-        self._generation = generation
         self._store = store
-        self._cursor = Cursor()
         response_id = f"resp_{uuid.uuid4().hex}"
         self._writer = ItemWriter(response_id, asked.tools)
         self._status: types.ResponseStatus = "in_progress"
         self._base = _base(asked, generation, response_id, model)
 
-    async def respond(self) -> starlette.responses.Response:
-        """The HTTP response.
-
-        Raises:
-            ClientDisconnect: the client has left; the answer was aborted.
-        """
-        return await respond(self._generation, self._complete, self._events)
-
-    async def _complete(self) -> str:
-        async with aclosing(self._generation.changes()) as changes:
-            async for _ in changes:
-                pass
-        for _ in self._advance():
-            pass
-        return _json(self._finish())
-
-    async def _events(self) -> AsyncGenerator[str, None]:
-        """Errors before the first event are raised; a later one ends the stream as `response.failed`."""
-        started = False
-        try:
-            async with aclosing(self._generation.changes(PAUSE_SECONDS)) as changes:
-                async for index in changes:
-                    events = "" if started else self._start()
-                    started = True
-                    events += _KEEP_ALIVE if index is None else "".join(map(_event, self._advance()))
-                    if events:
-                        yield events
-            yield self._end(self._finish())
-        except Exception as error:
-            if not started:
-                raise
-            problem = logged_problem_of(error, request_id_of(self._generation.request))
-            self._status = "failed"
-            failed = types.ResponseError(code="server_error", message=problem.detail.message)
-            yield self._end(self._response(error=failed))
-
-    def _start(self) -> str:
+    def start(self) -> str:
+        """See `SpokenAnswer.start`."""
         response = self._response()
         created = types.ResponseCreatedEvent(
             type="response.created", response=response, sequence_number=self._writer.number()
@@ -116,34 +77,33 @@ class ResponseAnswer:
         )
         return _event(created) + _event(in_progress)
 
-    def _end(self, response: types.Response) -> str:
+    def take(self, growth: Growth) -> Iterator[str]:
+        """See `SpokenAnswer.take`."""
+        for each in growth.events:
+            yield from map(_event, self._writer.take(each))
+        if growth.delta.finish_reason is not None:
+            self._status = "completed" if growth.delta.finish_reason == "stop" else "incomplete"
+            yield from map(_event, self._writer.close(self._status))
+
+    def end(self) -> str:
+        """See `SpokenAnswer.end`."""
+        last: dict[str, Any] = {"response": self._finished(), "sequence_number": self._writer.number()}
+        if self._status == "completed":
+            return _event(types.ResponseCompletedEvent(type="response.completed", **last))
+        return _event(types.ResponseIncompleteEvent(type="response.incomplete", **last))
+
+    def fail(self, problem: Problem) -> str:
+        """See `SpokenAnswer.fail`."""
+        self._status = "failed"
+        response = self._response(error=types.ResponseError(code="server_error", message=problem.detail.message))
         number = self._writer.number()
-        last: BaseModel
-        match response.status:
-            case "completed":
-                last = types.ResponseCompletedEvent(
-                    type="response.completed", response=response, sequence_number=number
-                )
-            case "incomplete":
-                last = types.ResponseIncompleteEvent(
-                    type="response.incomplete", response=response, sequence_number=number
-                )
-            case _:
-                last = types.ResponseFailedEvent(type="response.failed", response=response, sequence_number=number)
-        return _event(last)
+        return _event(types.ResponseFailedEvent(type="response.failed", response=response, sequence_number=number))
 
-    def _advance(self) -> Iterator[BaseModel]:
-        """The events of what the answer gained."""
-        delta = self._cursor.advance(self._generation.outputs[0].outputs[0])
-        if delta is None:
-            return
-        if delta.text:
-            yield from self._writer.take(Content(delta.text))
-        if delta.finish_reason is not None:
-            self._status = "completed" if delta.finish_reason == "stop" else "incomplete"
-            yield from self._writer.close(self._status)
+    def whole(self) -> str:
+        """See `SpokenAnswer.whole`."""
+        return _json(self._finished())
 
-    def _finish(self) -> types.Response:
+    def _finished(self) -> types.Response:
         """The response, which is remembered from now on."""
         cut_off = self._status == "incomplete"
         response = self._response(
@@ -155,7 +115,7 @@ class ResponseAnswer:
         if asked.body.store is not False:
             outputs = tuple(_as_input(item) for item in response.output)
             size = num_bytes_of(asked.before) + num_bytes_of(asked.inputs) + 2 * num_bytes_of(outputs)
-            tenant = self._generation.request.state.tenant
+            tenant = self.generation.request.state.tenant
             self._store.add(Entry(response, tenant, asked.before, asked.inputs, outputs, size))
         return response
 
@@ -164,14 +124,12 @@ class ResponseAnswer:
         return self._base.model_copy(update={"status": self._status, "output": list(self._writer.output), **more})
 
     def _usage(self) -> ResponseUsage:
-        output = self._generation.outputs[0]
-        num_input, num_output = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
         return ResponseUsage(
-            input_tokens=num_input,
-            input_tokens_details=InputTokensDetails(cached_tokens=output.num_cached_tokens, cache_write_tokens=0),
-            output_tokens=num_output,
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
-            total_tokens=num_input + num_output,
+            input_tokens=self.num_prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=self.num_cached_tokens, cache_write_tokens=0),
+            output_tokens=self.num_output_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=self.num_reasoning_tokens),
+            total_tokens=self.num_prompt_tokens + self.num_output_tokens,
         )
 
 

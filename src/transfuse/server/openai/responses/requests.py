@@ -13,11 +13,11 @@ from transfuse.server.conversation import Conversation, Turns, reasoning_variabl
 from transfuse.server.errors import FieldError, NotStoredError
 from transfuse.server.openai.responses.items import InputItem, ItemReference, StoredItem, add_to
 from transfuse.server.openai.responses.store import ResponseStore, with_id
-from transfuse.server.openai.responses.tools import AnyTool, OfferedTools
+from transfuse.server.openai.responses.tools import AnyTool, OfferedTools, ToolChoice, tool_use_of
+from transfuse.server.replies import ToolUse
 from transfuse.server.settings import ServerSettings
 
 _MAX_METADATA: Final = 16
-_NOT_FORCED: Final = 'calls cannot be forced here; set tool_choice to "auto" or "none"'
 
 
 def _as_items(value: Any) -> Any:
@@ -85,7 +85,7 @@ class InputFields(ApiModel):
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     conversation: Annotated[None, refused("conversations are not stored; use previous_response_id")] = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Annotated[Literal["auto", "none"] | None, Field(description=_NOT_FORCED)] = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
@@ -122,6 +122,14 @@ class InputFields(ApiModel):
             return store.get(self.previous_response_id, tenant).items
         except NotStoredError as error:
             raise FieldError("previous_response_id", str(error), "previous_response_not_found") from error
+
+    def tool_use(self, tools: OfferedTools) -> ToolUse:
+        """How the tools may be used.
+
+        Args:
+            tools: that the model is shown.
+        """
+        return tool_use_of(tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
 
     def lay_out(self, items: tuple[StoredItem, ...], tools: OfferedTools, settings: ServerSettings) -> Conversation:
         """What the chat template lays out.

@@ -19,6 +19,7 @@ from transfuse.server.openai.responses.items import MessageItem, StoredItem
 from transfuse.server.openai.responses.requests import InputTokensRequest, ResponsesRequest
 from transfuse.server.openai.responses.store import ResponseStore
 from transfuse.server.openai.responses.tools import OfferedTools
+from transfuse.server.replies import plan_replies
 
 _EVENTS: Final = {"schema": {"type": "string", "description": "With `stream`: server-sent events."}}
 _ANSWER: Final[dict[int | str, dict[str, Any]]] = {
@@ -67,16 +68,17 @@ def _add_creation(routes: APIRouter, service: Service, store: ResponseStore) -> 
             body.read_items(store, tenant),
         )
         conversation = body.lay_out(asked.before + asked.inputs, asked.tools, service.settings)
+        plan = plan_replies(service, body.tool_use(asked.tools))
         generation = Generation(
             service=service,
             request=request,
             read_prompts=partial(_read, service.llm, conversation),
             num_prompts=1,
-            params=body.to_params(service.settings.default_sampling),
+            params=plan.params(body.to_params(service.settings.default_sampling)),
             cache_salt=body.cache_salt,
             stream=bool(body.stream),
         )
-        return await ResponseAnswer(asked, generation, model, store).respond()
+        return await ResponseAnswer(asked, generation, plan, model, store).respond()
 
     @routes.post("/v1/responses/input_tokens")
     async def count_input_tokens(body: InputTokensRequest, request: Request) -> InputTokens:

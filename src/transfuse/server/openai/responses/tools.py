@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag
 
 from transfuse.server.bodies import MAX_TOOLS, ApiModel, refusal
 from transfuse.server.errors import FieldError
 from transfuse.server.openai.responses.items import offered_name
+from transfuse.server.replies import ToolUse
 
 # Agents offer these beside their own tools, and work without; the API runs them, or only its models know them.
 _LEFT_OUT: Final = frozenset(
@@ -195,3 +196,43 @@ def _leaves(
         yield from ((one, tool.name) for one in tool.tools)
     elif not isinstance(tool, LeftOutTool):
         yield tool, None
+
+
+class NamedTool(ApiModel):
+    """The tool that the model has to call."""
+
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
+_MODES: Final = ("none", "auto", "required")
+
+
+def _read_choice(value: Any) -> Any:
+    if value in _MODES:
+        return value
+    if not isinstance(value, dict) or value.get("type") not in ("function", "custom"):
+        modes = ", ".join(f'"{mode}"' for mode in _MODES)
+        raise ValueError(f'expected {modes} or {{"type": "function", "name": "..."}}')
+    return NamedTool.model_validate(value)
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool,
+    PlainValidator(_read_choice, json_schema_input_type=Literal["none", "auto", "required"] | NamedTool),
+]
+
+
+def tool_use_of(tools: OfferedTools, choice: ToolChoice | None, *, is_parallel: bool) -> ToolUse:
+    """How the tools may be used.
+
+    Args:
+        tools: that the model is shown.
+        choice: whether it may or must call some; it may by default.
+        is_parallel: whether it may make several calls at once.
+    """
+    if isinstance(choice, NamedTool):
+        name = offered_name(choice.name, choice.namespace)
+        return ToolUse(tools=tools.definitions, mode="required", name=name, is_parallel=is_parallel)
+    return ToolUse(tools=tools.definitions, mode=choice or "auto", is_parallel=is_parallel)

@@ -53,7 +53,9 @@ def test_a_conversation_with_calls_and_reasoning(api: ResponsesApi) -> None:
     def call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
-    assert rendered(api, items, instructions="Be kind.")["messages"] == [
+    body = {"input": items, "instructions": "Be kind."}
+    assert api.post("/v1/responses/input_tokens", body).status_code == 200
+    assert api.messages() == [
         {"role": "system", "content": "Be kind.\n\nBe brief."},
         {"role": "user", "content": "a\nb\n<system-reminder>\nBy the way.\n</system-reminder>"},
         {
@@ -62,7 +64,7 @@ def test_a_conversation_with_calls_and_reasoning(api: ResponsesApi) -> None:
             "reasoning_content": "I look.",
             "tool_calls": [
                 call("c1", "look", {"at": 1}),
-                call("c2", "agents__spawn", "{broken"),
+                call("c2", "agents__spawn", {"malformed_arguments": "{broken"}),
                 call("c3", "patch", {"input": "xx"}),
             ],
         },
@@ -150,6 +152,8 @@ def test_what_asks_for_nothing_is_taken(api: ResponsesApi) -> None:
         ({"tools": [LOOK, LOOK]}, "tools"),
         ({"tools": [{**GROUP, "tools": [{**LOOK, "name": f"f{n}"} for n in range(128)]}, LOOK]}, "tools"),
         ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "leap"}}, "tool_choice"),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),

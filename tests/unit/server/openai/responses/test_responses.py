@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from tests.sdk_types import checked
 from tests.unit.server.openai.asgi_client import Client, until
 from tests.unit.server.openai.fake_llm import EOS, FakeLLM
 from tests.unit.server.openai.responses.conftest import ResponsesApi, checked_events
+from tests.unit.server.openai.responses.test_requests import GROUP, LOOK, PATCH
+from tests.unit.server.spoken import HERMES, speaking
 from transfuse.errors import NonFiniteLogitsError, QueueFullError
-from transfuse.server.openai.responses import answers
+from transfuse.server import responding
 
 USER = {"role": "user", "content": "hi"}
 
@@ -195,7 +198,7 @@ def test_a_client_that_leaves_aborts_its_request(api: ResponsesApi, stream: bool
 def test_a_client_hears_of_the_server_while_the_model_is_not_done(
     api: ResponsesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(responding, "PAUSE_SECONDS", 0.02)
 
     async def run() -> None:
         api.llm = FakeLLM()
@@ -211,3 +214,49 @@ def test_a_client_hears_of_the_server_while_the_model_is_not_done(
         assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.incomplete"
 
     asyncio.run(run())
+
+
+def test_reasoning_and_calls_are_items_of_their_own(api: ResponsesApi) -> None:
+    api.settings["chat_template"] = HERMES
+    api.llm = speaking()
+    body: dict[str, Any] = {"tools": [LOOK], "max_output_tokens": 200}
+    response = api.response(**body)
+    reasoning, message, first, second = response.output
+    assert reasoning.type == "reasoning" and reasoning.content and reasoning.content[0].text.strip() == "I look."
+    assert message.type == "message" and response.output_text.strip() == "Let me see."
+    assert first.type == second.type == "function_call"
+    assert (first.name, json.loads(first.arguments), second.arguments) == ("look", {"at": "it"}, "{}")
+    assert response.status == "completed"
+    usage = response.usage
+    assert usage is not None and 0 < usage.output_tokens_details.reasoning_tokens < usage.output_tokens
+    events = api.events(**body)
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert done == events[-1].response.output
+    own = {"id", "call_id"}
+    assert [item.model_dump(exclude=own) for item in done] == [item.model_dump(exclude=own) for item in response.output]
+
+
+def test_a_call_is_answered_by_going_on(api: ResponsesApi) -> None:
+    api.settings["chat_template"] = HERMES
+    api.llm = speaking('<think>\nHm.\n</think>\n<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>')
+    first = api.response("one", tools=[LOOK], max_output_tokens=200)
+    call = first.output[-1]
+    assert call.type == "function_call"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "a box"}
+    api.response([result], previous_response_id=first.id, tools=[LOOK], max_output_tokens=1)
+    user, assistant, tool = api.messages()
+    assert user == {"role": "user", "content": "one"}
+    assert assistant["reasoning_content"].strip() == "Hm."
+    assert assistant["tool_calls"][0]["id"] == tool["tool_call_id"] == call.call_id
+    assert (tool["name"], tool["content"]) == ("look", "a box")
+
+
+def test_custom_tools_and_namespaces_come_back_as_they_were_offered(api: ResponsesApi) -> None:
+    api.settings["chat_template"] = HERMES
+    api.llm = speaking(
+        '<tool_call>\n{"name": "patch", "arguments": {"input": "xx"}}\n</tool_call>'
+        '<tool_call>\n{"name": "agents__spawn", "arguments": {}}\n</tool_call>'
+    )
+    custom, spawned = api.response(tools=[PATCH, GROUP], max_output_tokens=200).output
+    assert custom.type == "custom_tool_call" and (custom.name, custom.input) == ("patch", "xx")
+    assert spawned.type == "function_call" and (spawned.name, spawned.namespace) == ("spawn", "agents")
