@@ -20,6 +20,7 @@ from transfuse.fusion.plan import FusionPlan
 from transfuse.messages import CoreStats, ModelLimits, Ready, StepReport
 from transfuse.outputs import RequestOutput
 from transfuse.sampling_params import SamplingParams
+from transfuse.text.bounded_grammars import BoundedGrammars
 from transfuse.text.bounded_templates import BoundedTemplates
 from transfuse.text.tokenizer import Tokenizer
 
@@ -71,6 +72,7 @@ class AsyncLLM:
         self._ready: Ready | None = None
         self._tokenizer: Tokenizer | None = None
         self._templates: BoundedTemplates | None = None
+        self._grammars: BoundedGrammars | None = None
         self._stats = CoreStats()
         self._changed: dict[str, asyncio.Event] = {}  # by request: its answer has grown
 
@@ -89,11 +91,12 @@ class AsyncLLM:
         try:
             await self._client.close()
         finally:
-            await self._close_templates()
+            await self._close_helpers()
 
-    async def _close_templates(self) -> None:
-        if self._templates is not None:
-            await self._templates.close()
+    async def _close_helpers(self) -> None:
+        for helper in (self._templates, self._grammars):
+            if helper is not None:
+                await helper.close()
 
     async def __aenter__(self) -> AsyncLLM:
         """Start."""
@@ -198,6 +201,9 @@ class AsyncLLM:
         self._client.check_ready()
         front = self._require_front()
         text, ids = await self._tokenise(front, prompt)
+        if sampling_params is not None and sampling_params.structured_outputs is not None:
+            assert self._grammars is not None, "a core that is ready has them"
+            await self._grammars.check(sampling_params.structured_outputs)
         self._client.check_ready()
         front = self._require_front()
         output = front.submit(
@@ -307,8 +313,9 @@ class AsyncLLM:
         if self._tokenizer is None or before is None or ready.tokenizer != before.tokenizer:
             # Large vocabularies take half a second.
             self._tokenizer = await asyncio.to_thread(Tokenizer, ready.tokenizer)
-            await self._close_templates()
+            await self._close_helpers()
             self._templates = BoundedTemplates(ready.tokenizer.chat_templates, ready.tokenizer.special_tokens)
+            self._grammars = BoundedGrammars(ready.tokenizer, ready.limits.vocab_size)
             before = None
         if before is None or ready.limits != before.limits:
             self._front = Front(self._client, self._tokenizer, ready.limits, self._config.seed)

@@ -182,6 +182,7 @@ class LLM:
                 with _naming_prompt(index, len(items)):
                     tokenised.append(self._front.prompts.tokenise(prompt))
                     self._front.prompts.check(tokenised[-1][1], one)
+                    self._check_grammar(one)
             return self._run(tokenised, params, priorities, use_tqdm)
 
     def chat(
@@ -228,7 +229,9 @@ class LLM:
         """
         with self._exclusive():
             text, ids = self._front.prompts.tokenise(prompt)
-            answer = self._front.submit(text, ids, _or_default(sampling_params), arrival_time=_now())
+            params = _or_default(sampling_params)
+            self._check_grammar(params)
+            answer = self._front.submit(text, ids, params, arrival_time=_now())
             try:
                 finished = False
                 while not finished:
@@ -248,6 +251,10 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """Continue one conversation and yield the answer so far after every step; see `stream` and `chat`."""
         return self.stream(self._chat_prompt(messages, True, chat_template_kwargs), sampling_params)
+
+    def _check_grammar(self, params: SamplingParams) -> None:
+        if params.structured_outputs is not None:
+            self._built.core.check_grammar(params.structured_outputs)
 
     def _chat_prompt(
         self, messages: Messages, add_generation_prompt: bool, kwargs: Mapping[str, Any] | None

@@ -86,6 +86,8 @@ class RequestUpdate(msgspec.Struct, kw_only=True, omit_defaults=True, tag="updat
         first_target: index of the first of those prompt tokens.
         finish_reason: why it ended; None while it runs.
         stop_reason: the stop token id that ended it.
+        is_complete: whether the last token completed what `structured_outputs` asks for, and is part of the text; else
+            a token that ends the text with `stop` is not.
         error: what ended it, where `finish_reason` is `error`.
         num_cached_tokens: prompt tokens that were found in the prefix cache.
         num_preemptions: how often its blocks were taken away.
@@ -101,6 +103,7 @@ class RequestUpdate(msgspec.Struct, kw_only=True, omit_defaults=True, tag="updat
     first_target: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
+    is_complete: bool = False
     error: TransfuseError | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0

@@ -12,6 +12,7 @@ from transfuse.errors import SamplingParamsError
 MAX_GRAMMAR_CHARS = 1 << 20
 MAX_CHOICES = 1 << 16
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_NAMES = dict(zip(KINDS, ("JSON schema", "regular expression", "choice", "grammar", "JSON object"), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +58,11 @@ class StructuredOutputsParams:
     def kind(self) -> str:
         """Which of `KINDS` is given."""
         return next(kind for kind in KINDS if getattr(self, kind) not in (None, False))
+
+    @property
+    def name(self) -> str:
+        """The kind in words."""
+        return _NAMES[self.kind]
 
     def as_mapping(self) -> dict[str, Any]:
         """What is given, as plain data; `StructuredOutputsParams(**mapping)` is equal to this one."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel, Field
 
 from tests.e2e.server_thread import Server, with_template
 from transfuse.async_llm import AsyncLLM
@@ -198,8 +200,9 @@ def test_each_error_has_its_class(server: Server, client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         create(model=MODEL, prompt="x " * 600)
     assert bad.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError, match="structured outputs"):
-        client.chat.completions.create(model=MODEL, messages=MESSAGES, response_format={"type": "json_object"})
+    with pytest.raises(openai.BadRequestError, match=r"not supported: .*uniqueItems") as bad:
+        create(model=MODEL, prompt="x", extra_body={"structured_outputs": {"json": {"uniqueItems": True}}})
+    assert bad.value.code == "invalid_structured_outputs"
     with pytest.raises(openai.NotFoundError) as missing:
         create(model="gpt-4", prompt="x")
     assert missing.value.code == "model_not_found"
@@ -263,3 +266,42 @@ def test_a_request_that_is_given_up_is_aborted(server: Server, client: OpenAI) -
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.2).completions.create(**body, n=8)
     server.wait_idle()
+
+
+class Leg(BaseModel):
+    mode: Literal["train", "bus", "foot"]
+    minutes: Annotated[int, Field(ge=1, le=90)]
+
+
+class Journey(BaseModel):
+    start: Literal["here", "there"]
+    leg: Leg
+
+
+def test_a_pydantic_model_is_parsed(client: OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model=MODEL, messages=MESSAGES, response_format=Journey, n=3, seed=1, max_completion_tokens=400
+    )
+    assert all(isinstance(choice.message.parsed, Journey) for choice in answer.choices)
+
+
+def test_a_pydantic_model_is_parsed_from_a_stream(client: OpenAI) -> None:
+    with client.chat.completions.stream(
+        model=MODEL, messages=MESSAGES, response_format=Leg, seed=3, max_completion_tokens=400
+    ) as stream:
+        answer = stream.get_final_completion()
+    assert isinstance(answer.choices[0].message.parsed, Leg)
+
+
+@pytest.mark.parametrize(
+    ("extra", "pattern"),
+    [
+        ({"structured_outputs": {"regex": "[0-9]{3}-[ab]"}}, "[0-9]{3}-[ab]"),
+        ({"structured_outputs": {"choice": ["left", "right"]}}, "left|right"),
+        ({"guided_grammar": 'root ::= "<" [xy]{2} ">"'}, "<[xy]{2}>"),
+    ],
+    ids=str,
+)
+def test_the_other_forms_hold_too(client: OpenAI, extra: dict[str, Any], pattern: str) -> None:
+    answer = client.completions.create(model=MODEL, prompt="x", max_tokens=50, n=3, extra_body=extra)
+    assert all(re.fullmatch(pattern, choice.text) and choice.finish_reason == "stop" for choice in answer.choices)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.e2e.reference import Reference
-from transfuse import LLM, SamplingParams
+from transfuse import LLM, SamplingParams, StructuredOutputsParams
 from transfuse.errors import SamplingParamsError
 from transfuse.outputs import CompletionOutput, RequestOutput
 
@@ -358,3 +358,8 @@ def test_skip_special_tokens(llm: LLM) -> None:
     forced = {"logit_bias": {BOS: 100.0}, "max_tokens": 3}
     assert complete(llm, **forced).text == ""
     assert complete(llm, **forced, skip_special_tokens=False).text == "<s><s><s>"
+
+
+def test_structured_outputs(llm: LLM) -> None:
+    asked = StructuredOutputsParams(choice=["class", "def"])
+    assert complete(llm, structured_outputs=asked).text in ("class", "def")

@@ -11,6 +11,7 @@ import torch
 from transfuse.config import EngineConfig, ModelConfig, SchedulerConfig
 from transfuse.engine.core import EngineCore
 from transfuse.engine.engine import Engine
+from transfuse.engine.grammars import Grammars
 from transfuse.engine.program_store import ProgramStore, program_store
 from transfuse.engine.ready_model import ReadyModel
 from transfuse.engine.runner import ModelRunner
@@ -152,7 +153,8 @@ def _assemble(config: EngineConfig, source: ModelSource, ready: ReadyModel) -> B
     budget = StepBudget(ceiling, floor)
     engine = Engine(runner, scheduler, Sampler(_sampling_kernels(config.model)), budget)
     limits = ModelLimits(max_model_len=size.max_model_len, vocab_size=facts.vocab_size)
-    core = EngineCore(engine, limits, frozenset(ready.tokenizer.eos_token_ids))
+    grammars = Grammars(ready.tokenizer, facts.vocab_size)
+    core = EngineCore(engine, limits, frozenset(ready.tokenizer.eos_token_ids), grammars)
     summary = Summary(
         model=source.name,
         implementation=runner.implementation,

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING
 
 from transfuse.engine.engine import Engine, TokenOutput
+from transfuse.engine.grammars import Grammars
 from transfuse.engine.request import Request
-from transfuse.errors import PromptError, RequestError, StructuredOutputsError
+from transfuse.errors import EngineError, PromptError, RequestError, StructuredOutputsError, TransfuseError
 from transfuse.messages import CoreStats, ModelLimits, NewRequest, RequestUpdate, StepReport
 from transfuse.sampling_params import MAX_SEED
+from transfuse.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from transfuse.text.grammar import Grammar
+
+log = logging.getLogger(__name__)
+
+# How long a step with nothing else to do waits for a grammar.
+_GRAMMAR_SECONDS = 0.01
 
 
 class EngineCore:
@@ -18,13 +32,18 @@ class EngineCore:
         engine: the step loop.
         limits: of the model; what is sent is checked again here, since a core outlives a front's mistakes.
         eos_token_ids: tokens that end a text.
+        grammars: of the model's tokens; without, structured outputs are refused.
     """
 
-    def __init__(self, engine: Engine, limits: ModelLimits, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, engine: Engine, limits: ModelLimits, eos_token_ids: frozenset[int], grammars: Grammars | None = None
+    ) -> None:
         self._engine = engine
         self._limits = limits
         self._eos_token_ids = eos_token_ids
+        self._grammars = grammars
         self._requests: dict[str, Request] = {}
+        self._compiling: dict[str, Future[Grammar]] = {}  # of requests that are queued when it is there
 
     @property
     def engine(self) -> Engine:
@@ -34,10 +53,23 @@ class EngineCore:
     @property
     def has_unfinished(self) -> bool:
         """Whether a step would do anything."""
-        return self._engine.has_unfinished
+        return self._engine.has_unfinished or bool(self._compiling)
+
+    def check_grammar(self, params: StructuredOutputsParams) -> None:
+        """Compile a grammar now, for a caller who waits for it.
+
+        Raises:
+            StructuredOutputsError: it cannot be had.
+        """
+        self._grammar(params).result()
+
+    def _grammar(self, params: StructuredOutputsParams) -> Future[Grammar]:
+        if self._grammars is None:
+            raise StructuredOutputsError("This engine has no tokenizer, and so no structured outputs. Leave them out.")
+        return self._grammars.compile(params)
 
     def add(self, new: NewRequest) -> None:
-        """Queue a request.
+        """Queue a request; one whose grammar is yet to be compiled as soon as it is.
 
         Raises:
             RequestError: it can never be served; nothing was queued.
@@ -55,10 +87,18 @@ class EngineCore:
             salt=new.salt,
             seed=new.seed,
         )
+        if new.params.structured_outputs is not None:
+            grammar = self._grammar(new.params.structured_outputs)
+            if not grammar.done():
+                self._requests[new.request_id], self._compiling[new.request_id] = request, grammar
+                return
+            request.grammar = grammar.result()
         self._engine.add(request)
         self._requests[new.request_id] = request
 
     def _check(self, new: NewRequest) -> None:
+        if new.request_id in self._requests:
+            raise RequestError(f"Request id {new.request_id!r} is in use by an unfinished request; choose another.")
         size = self._limits.vocab_size
         for token in new.prompt_token_ids:
             if not 0 <= token < size:
@@ -69,8 +109,6 @@ class EngineCore:
             raise RequestError(f"seed is {new.seed}; expected an integer from 0 to {MAX_SEED}.")
         if not all(new.bad_words_token_ids):
             raise RequestError("A bad word has no tokens; leave it out.")
-        if new.params.structured_outputs is not None:
-            raise StructuredOutputsError("Structured outputs are not served yet; parse the text instead.")
         used = [*(new.params.stop_token_ids or ()), *(new.params.logit_bias or ())]
         used += (token for word in new.bad_words_token_ids for token in word)
         if not all(0 <= token < size for token in used):
@@ -79,6 +117,7 @@ class EngineCore:
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests, whatever they are doing; unknown ids are fine."""
         for request_id in request_ids:
+            self._compiling.pop(request_id, None)
             if self._requests.pop(request_id, None) is not None:
                 self._engine.abort(request_id)
 
@@ -90,11 +129,27 @@ class EngineCore:
 
     def step(self) -> StepReport:
         """Compute one batch; a request that fails ends with `finish_reason` `error`, and others lose nothing."""
+        refusals = self._queue_compiled()
         outputs = self._engine.step()
         for output in outputs:
             if output.request.finish_reason is not None:
                 self._requests.pop(output.request.request_id, None)
-        return StepReport([_update(output) for output in outputs], self.stats())
+        return StepReport([*refusals, *(_update(output) for output in outputs)], self.stats())
+
+    def _queue_compiled(self) -> list[RequestUpdate]:
+        """Queue what has its grammar now; the ends of those that cannot have it."""
+        if self._compiling and not self._engine.has_unfinished:
+            wait(self._compiling.values(), _GRAMMAR_SECONDS, FIRST_COMPLETED)
+        refusals = []
+        for request_id in [name for name, grammar in self._compiling.items() if grammar.done()]:
+            request = self._requests[request_id]
+            try:
+                request.grammar = self._compiling.pop(request_id).result()
+                self._engine.add(request)
+            except Exception as error:
+                del self._requests[request_id]
+                refusals.append(_refusal(request_id, error))
+        return refusals
 
     def stats(self) -> CoreStats:
         """The numbers as they are now."""
@@ -102,7 +157,7 @@ class EngineCore:
         return CoreStats(
             num_steps=self._engine.num_steps,
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
+            num_waiting=scheduler.num_waiting + len(self._compiling),
             kv_cache_usage=scheduler.pool.num_referenced / scheduler.pool.num_total,
             prefix_cache_queries=scheduler.num_prefix_queries,
             prefix_cache_hits=scheduler.num_prefix_hits,
@@ -111,7 +166,16 @@ class EngineCore:
 
     def close(self) -> None:
         """Give back the model as it was, and end threads."""
+        if self._grammars is not None:
+            self._grammars.close()
         self._engine.close()
+
+
+def _refusal(request_id: str, error: Exception) -> RequestUpdate:
+    if not isinstance(error, TransfuseError):
+        log.error("request %s could not be queued", request_id, exc_info=error)
+        error = EngineError(f"Request {request_id} could not be queued: {type(error).__name__}: {error}.")
+    return RequestUpdate(request_id=request_id, finish_reason="error", error=error, finished_time=time.monotonic())
 
 
 def _update(output: TokenOutput) -> RequestUpdate:
@@ -126,6 +190,7 @@ def _update(output: TokenOutput) -> RequestUpdate:
         first_target=output.first_target,
         finish_reason=request.finish_reason,
         stop_reason=stop_reason,
+        is_complete=request.is_complete,
         error=request.error,
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,

@@ -134,7 +134,12 @@ class Engine:
         for output, error in results:
             if error is not None:
                 self._scheduler.finish(output.request, "error", error=error)
-        self._scheduler.update(batch, {o.request.request_id: o.token.token_id for o in outputs if o.token is not None})
+        tokens = {output.request.request_id: output.token for output in outputs if output.token is not None}
+        self._scheduler.update(
+            batch,
+            {request_id: token.token_id for request_id, token in tokens.items()},
+            {request_id for request_id, token in tokens.items() if token.completes},
+        )
         for output in outputs:
             if output.request.finish_reason is not None:
                 self._release(output.request.request_id)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from transfuse.errors import TransfuseError
 from transfuse.outputs import FinishReason
 from transfuse.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from transfuse.text.grammar import Grammar
 
 
 class RequestStatus(enum.Enum):
@@ -22,7 +26,7 @@ class RequestStatus(enum.Enum):
 class Request:
     """One sequence; `n` continuations of a prompt are `n` requests.
 
-    The caller fills the fields up to `seed`. The scheduler owns the others.
+    The caller fills the fields up to `grammar`. The scheduler owns the others.
 
     Attributes:
         request_id: unique among unfinished requests.
@@ -35,6 +39,7 @@ class Request:
         arrival_time: seconds of a monotonic clock.
         salt: requests with different salts never share cache blocks.
         seed: makes the draws repeatable; None: unseeded.
+        grammar: what the output is a sentence of; None: any.
         output_token_ids: what was generated so far.
         num_computed_tokens: leading tokens whose keys and values are in the cache.
         num_cached_tokens: prompt tokens found in the prefix cache when first admitted.
@@ -42,6 +47,7 @@ class Request:
         status: waiting, running or finished.
         finish_reason: why it ended.
         stop_reason: the stop string or stop token id that ended it.
+        is_complete: whether its last token completed its grammar, and is part of the text.
         error: what ended it, where `finish_reason` is `error`.
         first_scheduled_time: when it first entered a step.
         first_token_time: when its first token was sampled.
@@ -64,6 +70,7 @@ class Request:
     arrival_time: float
     salt: bytes = field(default=b"", repr=False)
     seed: int | None = None
+    grammar: Grammar | None = field(default=None, repr=False)
 
     output_token_ids: list[int] = field(default_factory=list, repr=False)
     num_computed_tokens: int = 0
@@ -72,6 +79,7 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    is_complete: bool = False
     error: TransfuseError | None = None
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
@@ -112,9 +120,17 @@ class Request:
             return self.output_token_ids[start - split : stop - split]
         return self.prompt_token_ids[start:] + self.output_token_ids[: stop - split]
 
-    def append(self, token_id: int) -> None:
-        """Adds a sampled token and, where it ends the sequence, sets `finish_reason` and `stop_reason`."""
+    def append(self, token_id: int, *, completes: bool = False) -> None:
+        """Adds a sampled token and, where it ends the sequence, sets `finish_reason` and `stop_reason`.
+
+        Args:
+            token_id: the token.
+            completes: whether the grammar has no token after it.
+        """
         self.output_token_ids.append(token_id)
+        if completes:
+            self.finish_reason, self.is_complete = "stop", token_id not in self.eos_token_ids
+            return
         num_output = len(self.output_token_ids)
         if num_output > self.params.min_tokens:
             if token_id in self.eos_token_ids and not self.params.ignore_eos:

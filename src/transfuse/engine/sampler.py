@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from transfuse.engine.draw import make_filters, uniforms
+from transfuse.engine.grammar_masks import GrammarState, apply_grammars
 from transfuse.engine.logit_edits import LogitEdits, apply_edits
 from transfuse.engine.penalties import apply_penalties, count_tokens
 from transfuse.engine.ranking import rows_per_pass
 from transfuse.engine.sampling import SamplingKernels, TorchSampling
-from transfuse.errors import NonFiniteLogitsError, RequestError, TransfuseError
+from transfuse.errors import NonFiniteLogitsError, RequestError, StructuredOutputsError, TransfuseError
 from transfuse.outputs import LogprobsAtPosition
 
 if TYPE_CHECKING:
@@ -29,19 +30,21 @@ class SampledToken:
         token_id: the token; -1 where `error` is set.
         logprob: its log-probability under the raw distribution; None unless asked for.
         top: it and the most likely tokens, without text; None unless asked for.
+        completes: whether the request's grammar has nothing after it.
         error: why this request, and no other, has no token.
     """
 
     token_id: int
     logprob: float | None = None
     top: LogprobsAtPosition | None = None
+    completes: bool = False
     error: TransfuseError | None = None
 
 
 class _RequestState:
     """What is kept of a request between steps."""
 
-    __slots__ = ("counts", "edits", "is_greedy", "num_logprobs", "request", "seed")
+    __slots__ = ("counts", "edits", "grammar", "is_greedy", "num_logprobs", "request", "seed")
 
     def __init__(self, request: Request, vocab_size: int) -> None:
         params = request.params
@@ -52,10 +55,11 @@ class _RequestState:
         edits = LogitEdits(request, vocab_size)
         self.edits = edits if edits.is_active(num_output_tokens=0) else None
         self.counts = count_tokens(request, vocab_size)
+        self.grammar = None if request.grammar is None else GrammarState(request.grammar, request)
 
     def edits_logits(self) -> bool:
         """Whether the next token is chosen by other logits than the model's own."""
-        if self.counts is not None:
+        if self.counts is not None or self.grammar is not None:
             return True
         return self.edits is not None and self.edits.is_active(len(self.request.output_token_ids))
 
@@ -63,10 +67,10 @@ class _RequestState:
 class Sampler:
     """Samples one token for each row of logits, as the row's request asks.
 
-    Raw logprobs are taken first; then `logit_bias`, `bad_words` and `min_tokens` act, then the penalties (repetition,
-    frequency, presence), temperature, `min_p`, `top_k`, `top_p`, and the draw. A request's token depends on its own
-    logits, parameters, seed and output alone: not on the batch, on the order of rows or on preemption. Of equal
-    logits the lower id counts as the more likely.
+    Raw logprobs are taken first; then `logit_bias`, `bad_words`, `min_tokens` and the grammar act, then the penalties
+    (repetition, frequency, presence), temperature, `min_p`, `top_k`, `top_p`, and the draw. A request's token depends
+    on its own logits, parameters, seed and output alone: not on the batch, on the order of rows or on preemption. Of
+    equal logits the lower id counts as the more likely.
 
     Args:
         kernels: what computes on whole rows; torch if not given.
@@ -107,7 +111,12 @@ class Sampler:
         for start in range(0, len(edited), step):
             self._choose_edited(logits, edited[start : start + step], states, tokens, errors)
         reports = self._report(logits, states, tokens, errors)
-        return [_sampled(token, reports.get(row), errors.get(row)) for row, token in enumerate(tokens)]
+        complete = {
+            row
+            for row, state in states.items()
+            if state.grammar is not None and row not in errors and state.grammar.accept(tokens[row])
+        }
+        return [_sampled(token, reports.get(row), row in complete, errors.get(row)) for row, token in enumerate(tokens)]
 
     def forget(self, request_id: str) -> None:
         """Drops what is kept of a request that has ended; unknown ids are fine."""
@@ -133,10 +142,12 @@ class Sampler:
         for target, row in zip(edited, rows, strict=True):
             # Row by row: to gather them first takes several times as long.
             target.copy_(logits[row])
-        _edit(edited, part)
+        failed = _edit(edited, part)
         chosen, alive = self.kernels.argmax(edited)
         for i, row in enumerate(rows):
-            if alive[i]:
+            if i in failed:
+                errors[row], alive[i] = failed[i], False
+            elif alive[i]:
                 tokens[row] = chosen[i]
             else:
                 errors[row] = _nothing_left(part[i].request)
@@ -170,20 +181,26 @@ class Sampler:
         return dict(zip(rows, reports, strict=True))
 
 
-def _edit(logits: torch.Tensor, states: list[_RequestState]) -> None:
+def _edit(logits: torch.Tensor, states: list[_RequestState]) -> dict[int, StructuredOutputsError]:
+    """Changes rows in place, but those that fail; why they do."""
     outputs = [state.request.output_token_ids for state in states]
     edited = [(row, s.edits, outputs[row]) for row, s in enumerate(states) if s.edits is not None]
     apply_edits(logits, edited)
+    failed = apply_grammars(logits, [(row, s.grammar) for row, s in enumerate(states) if s.grammar is not None])
     penalised = [(row, s.counts, s.request.params) for row, s in enumerate(states) if s.counts is not None]
     for row, counts, _ in penalised:
         counts.update(outputs[row])
     apply_penalties(logits, penalised)
+    return failed
 
 
-def _sampled(token: int, report: LogprobsAtPosition | None, error: TransfuseError | None) -> SampledToken:
+def _sampled(
+    token: int, report: LogprobsAtPosition | None, completes: bool, error: TransfuseError | None
+) -> SampledToken:
     if error is not None:
         return SampledToken(-1, error=error)
-    return SampledToken(token) if report is None else SampledToken(token, report[token].logprob, report)
+    logprob = None if report is None else report[token].logprob
+    return SampledToken(token, logprob, report, completes)
 
 
 def _non_finite(request: Request) -> NonFiniteLogitsError:
@@ -196,6 +213,7 @@ def _non_finite(request: Request) -> NonFiniteLogitsError:
 
 def _nothing_left(request: Request) -> RequestError:
     return RequestError(
-        f"bad_words and min_tokens forbid every token that the model allows for request {request.request_id} at output "
-        f"token {len(request.output_token_ids)}. Forbid fewer tokens or lower min_tokens."
+        f"bad_words, min_tokens and structured_outputs forbid every token that the model allows for request "
+        f"{request.request_id} at output token {len(request.output_token_ids)}. Forbid fewer tokens or lower "
+        "min_tokens."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from transfuse.cache.block_pool import NULL_BLOCK, BlockPool
 from transfuse.cache.groups import CacheGroup
@@ -158,12 +158,15 @@ class Scheduler:
         self._in_flight = batch if batch.entries else None
         return batch
 
-    def update(self, batch: Batch, sampled: Mapping[str, int]) -> list[Request]:
+    def update(
+        self, batch: Batch, sampled: Mapping[str, int], completed: Collection[str] = frozenset()
+    ) -> list[Request]:
         """Takes in the step's results.
 
         Args:
             batch: what `schedule` returned last.
             sampled: request id to sampled token, for every entry that samples and has not been ended meanwhile.
+            completed: ids of requests whose grammar has nothing after that token.
 
         Returns:
             The requests that their token ended.
@@ -180,7 +183,7 @@ class Scheduler:
             request.num_computed_tokens = entry.start + entry.num_tokens
             self._tables.release_behind_windows(request)
             if entry.samples:
-                self._append(request, sampled[request.request_id])
+                self._append(request, sampled[request.request_id], request.request_id in completed)
                 if request.finish_reason is not None:
                     self._retire(request)
                     finished.append(request)
@@ -341,9 +344,9 @@ class Scheduler:
         request.num_computed_tokens = 0
         self._queues.requeue(request)
 
-    def _append(self, request: Request, token_id: int) -> None:
+    def _append(self, request: Request, token_id: int, completes: bool) -> None:
         self._queues.clear_isolation(request)
-        request.append(token_id)
+        request.append(token_id, completes=completes)
         if request.first_token_time is None:
             request.first_token_time = self._clock()
 

@@ -261,8 +261,9 @@ class Front:
             completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + position[token].logprob
         if continuation.detokenizer is None:
             return
-        # A token that ends the text is not part of it.
-        if update.finish_reason == "stop" and index == len(update.token_ids) - 1:
+        # A token that ends the text is not part of it, unless it completes what was asked for.
+        ends_text = update.finish_reason == "stop" and not update.is_complete
+        if ends_text and index == len(update.token_ids) - 1:
             completion.text_ends.append(len(completion.text))
             return
         delta = continuation.detokenizer.append(token)

@@ -26,6 +26,7 @@ from transfuse.errors import (
     QueueFullError,
     RequestError,
     SamplingParamsError,
+    StructuredOutputsError,
     TransfuseError,
 )
 from transfuse.server.error_shapes import error_content
@@ -126,6 +127,8 @@ def problem_of(error: Exception, request_id: str) -> Problem:
             return invalid_request(str(error), status=404, param="model", code="model_not_found")
         case NotStoredError():
             return invalid_request(str(error), status=404, code="not_found")
+        case StructuredOutputsError():
+            return invalid_request(str(error), code="invalid_structured_outputs")
         case CapacityError():
             return invalid_request(str(error), code="context_length_exceeded")
         case RequestError():

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transfuse.errors import EngineClosedError, EngineError, PromptError
+from transfuse.errors import EngineError, PromptError
 from transfuse.text import template_worker as worker
 from transfuse.text.template_data import to_conversation, to_plain
-from transfuse.text.template_process import TemplateProcess, TemplateProcessError
+from transfuse.text.worker import OUT_OF_MEMORY, REFUSED
+from transfuse.text.worker_pool import WorkerPool
+from transfuse.text.worker_process import WorkerProcessError
 
-_MAX_PROCESSES = 2
-_PATIENCE = 0.25  # seconds that a rendering waits for a busy process before another one is started
 _MAX_REQUEST_BYTES = 32 << 20
-_ATTEMPTS = 2  # a process that is gone may have been killed from outside
-
-
-class _Job:
-    """A rendering that waits for a process or is under way in one."""
-
-    def __init__(self, request: bytes) -> None:
-        self.request = request
-        self.taken = False
-        self.answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
 
 class BoundedTemplates:
@@ -51,17 +40,18 @@ class BoundedTemplates:
         memory_bytes: int = 256 << 20,
         max_chars: int = 4 << 20,
     ) -> None:
-        self._settings: dict[str, Any] = {
+        self._seconds = seconds
+        self._memory_bytes = memory_bytes
+        self._max_chars = max_chars
+        settings = {
             "sources": dict(sources),
             "special_tokens": dict(special_tokens),
             "memory_bytes": memory_bytes,
             "max_chars": max_chars,
         }
-        self._seconds = seconds
-        self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
-        self._unanswered: set[_Job] = set()
-        self._lanes: list[asyncio.Task[None]] = []
-        self._closed = False
+        self._pool = WorkerPool(
+            worker.__name__, settings, seconds=seconds, max_answer=4 * max_chars + 1, name="renders chat templates"
+        )
 
     async def render(
         self,
@@ -81,89 +71,37 @@ class BoundedTemplates:
             EngineError: no process can be started.
             PromptError: there is no template, it refuses the messages, or the rendering exceeds a limit.
         """
-        if self._closed:
-            raise EngineClosedError("The chat templates were closed; no conversation can be laid out any more.")
         options = {"add_generation_prompt": add_generation_prompt, "chat_template": chat_template, "tools": tools}
-        job = _Job(_request(messages, {**kwargs, **options}))
-        self._unanswered.add(job)
         try:
-            self._jobs.put_nowait(job)
-            if not self._lanes:
-                self._open_lane()
-            await asyncio.wait({job.answer}, timeout=_PATIENCE)
-            if not job.taken and len(self._lanes) < _MAX_PROCESSES and not self._closed:
-                self._open_lane()
-            return await job.answer
-        finally:
-            self._unanswered.discard(job)
-            job.answer.cancel()
+            kind, content = await self._pool.ask(_request(messages, {**kwargs, **options}))
+        except TimeoutError:
+            raise PromptError(
+                f"The chat template takes longer than {self._seconds:g} s with these messages. Send fewer or "
+                "shorter messages, or use another template."
+            ) from None
+        except WorkerProcessError as error:
+            raise PromptError(
+                "The chat template ended the process that renders it, twice, with these messages. Use another template."
+            ) from error
+        return self._read(kind, content)
 
     async def close(self) -> None:
         """End the processes; renderings that are not done raise `EngineClosedError`. Closing twice is fine."""
-        self._closed = True
-        for job in self._unanswered:
-            if not job.answer.done():
-                job.answer.set_exception(EngineClosedError("The chat templates were closed during a rendering."))
-        for lane in self._lanes:
-            lane.cancel()
-        await asyncio.gather(*self._lanes, return_exceptions=True)
-
-    def _open_lane(self) -> None:
-        self._lanes.append(asyncio.create_task(self._lane(), name="chat templates"))
-
-    async def _lane(self) -> None:
-        """Serves renderings one by one with a process, which is made anew after one that broke a limit."""
-        process = TemplateProcess(self._settings)
-        try:
-            while True:
-                job = await self._jobs.get()
-                if job.answer.done():
-                    continue  # nobody waits for it any more
-                job.taken = True
-                try:
-                    text = await self._serve(process, job.request)
-                except Exception as error:
-                    if not job.answer.done():
-                        job.answer.set_exception(error)
-                else:
-                    if not job.answer.done():
-                        job.answer.set_result(text)
-        finally:
-            await process.kill()
-
-    async def _serve(self, process: TemplateProcess, request: bytes) -> str:
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                kind, content = await process.ask(request, self._seconds)
-            except TimeoutError:
-                raise PromptError(
-                    f"The chat template takes longer than {self._seconds:g} s with these messages. Send fewer or "
-                    "shorter messages, or use another template."
-                ) from None
-            except TemplateProcessError:
-                continue
-            except EngineError:
-                if attempt == _ATTEMPTS:
-                    raise
-                continue
-            return self._read(kind, content)
-        raise PromptError(
-            "The chat template ended the process that renders it, twice, with these messages. Use another template."
-        )
+        await self._pool.close()
 
     def _read(self, kind: bytes, content: bytes) -> str:
         if kind == worker.TEXT:
             return content.decode("utf-8", "surrogatepass")
-        if kind == worker.REFUSED:
+        if kind == REFUSED:
             raise PromptError(content.decode("utf-8"))
-        if kind == worker.OUT_OF_MEMORY:
+        if kind == OUT_OF_MEMORY:
             raise PromptError(
-                f"The chat template takes more than {self._settings['memory_bytes'] >> 20} MiB of memory with these "
+                f"The chat template takes more than {self._memory_bytes >> 20} MiB of memory with these "
                 "messages. Send fewer or shorter messages, or use another template."
             )
         if kind == worker.TOO_LONG:
             raise PromptError(
-                f"The chat template makes a text of more than {self._settings['max_chars']} characters of these "
+                f"The chat template makes a text of more than {self._max_chars} characters of these "
                 "messages. Send fewer or shorter messages, or use another template."
             )
         raise EngineError(f"The process that renders chat templates answered {kind!r}; expected one of its answers.")

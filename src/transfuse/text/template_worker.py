@@ -1,77 +1,21 @@
-"""A process that renders chat templates for another one, which ends it when a rendering takes too long.
-
-Frames on both pipes are four bytes of length and as many of content. In: a JSON object of settings, then one of
-messages and options for each rendering. Out: an empty frame when ready, then for each rendering a byte that says what
-it came to and a text. Standard output carries nothing else, and what templates see is built of what came in.
-"""
+"""A process that renders chat templates for another one; what templates see is built of what came in."""
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import resource
-import signal
-import sys
-from typing import BinaryIO
+from functools import partial
+from typing import Any
 
 from transfuse.errors import PromptError
 from transfuse.text.chat_template import ChatTemplates
+from transfuse.text.worker import OUT_OF_MEMORY, REFUSED, Work, serve
 
-TEXT, REFUSED, TOO_LONG, OUT_OF_MEMORY = b"t", b"r", b"l", b"m"
-LENGTH_BYTES = 4
-_PR_SET_PDEATHSIG = 1
+TEXT, TOO_LONG = b"t", b"l"
 
 
-def main() -> None:
-    """Render until the other process closes the pipe, goes away, or a rendering runs out of memory."""
-    _end_with(int(sys.argv[1]))
-    source, sink = sys.stdin.buffer, _frames_only()
-    settings = json.loads(_read(source) or b"{}")
+def _prepare(settings: dict[str, Any]) -> Work:
     templates = ChatTemplates(settings["sources"], settings["special_tokens"])
-    _limit_memory(settings["memory_bytes"])
-    _write(sink, b"")
-    while (request := _read(source)) is not None:
-        answer = _answer(templates, request, settings["max_chars"])
-        _write(sink, answer)
-        if answer == OUT_OF_MEMORY:
-            return  # what is left of the memory may be in pieces
-
-
-def _end_with(parent: int) -> None:
-    """Have the system kill this process when the one that started it ends, however busy it is."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:
-        sys.exit(0)
-
-
-def _frames_only() -> BinaryIO:
-    """The pipe of frames; whatever else is printed goes to standard error."""
-    sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return sink
-
-
-def _limit_memory(headroom: int) -> None:
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        size = int(statm.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + headroom, size + headroom))
-    # A process that ends for lack of memory leaves no image of what it was given.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _read(source: BinaryIO) -> bytes | None:
-    length = source.read(LENGTH_BYTES)
-    if len(length) < LENGTH_BYTES:
-        return None
-    return source.read(int.from_bytes(length, "big"))
-
-
-def _write(sink: BinaryIO, frame: bytes) -> None:
-    sink.write(len(frame).to_bytes(LENGTH_BYTES, "big") + frame)
-    sink.flush()
+    return partial(_answer, templates, max_chars=settings["max_chars"])
 
 
 def _answer(templates: ChatTemplates, request: bytes, max_chars: int) -> bytes:
@@ -85,9 +29,7 @@ def _answer(templates: ChatTemplates, request: bytes, max_chars: int) -> bytes:
         if isinstance(error.__cause__, MemoryError):
             return OUT_OF_MEMORY
         return REFUSED + str(error).encode("utf-8", "backslashreplace")
-    except MemoryError:
-        return OUT_OF_MEMORY
 
 
 if __name__ == "__main__":
-    main()
+    serve(_prepare)

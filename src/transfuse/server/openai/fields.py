@@ -15,8 +15,9 @@ from transfuse.sampling_params import (
     MAX_STOP_STRINGS,
     SamplingParams,
 )
-from transfuse.server.bodies import MAX_ID, ApiModel, ShortText, refused
+from transfuse.server.bodies import MAX_ID, ApiModel, ShortText
 from transfuse.server.errors import FieldError
+from transfuse.server.openai.structured import StructuredFields
 
 _MAX_IDS = 1024
 _MAX_DIGITS = 10
@@ -56,7 +57,7 @@ class StreamOptions(ApiModel):
     ] = None
 
 
-class GenerationFields(ApiModel):
+class GenerationFields(StructuredFields):
     """What both generating routes read: OpenAI's fields, and under vLLM's names the rest of `SamplingParams`.
 
     `user`, `metadata`, `safety_identifier` and the `prompt_cache_*` hints describe a request without changing its
@@ -110,7 +111,6 @@ class GenerationFields(ApiModel):
     prompt_cache_options: dict[str, Any] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    structured_outputs: Annotated[None, refused("structured outputs are not served; parse the text instead")] = None
 
     @property
     def num_continuations(self) -> int:
@@ -139,5 +139,6 @@ class GenerationFields(ApiModel):
         if self.stream and self.prompt_logprobs is not None:
             raise FieldError("prompt_logprobs", "prompt_logprobs is not served in streams; set stream to false.")
         given = {name: getattr(self, name) for name in SamplingParams.__dataclass_fields__ if hasattr(self, name)}
+        given["structured_outputs"] = self.structured_params()
         known = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(**{**defaults, **known, **own})

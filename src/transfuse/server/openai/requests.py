@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, PlainValidator
 
 from transfuse.sampling_params import SamplingParams
 from transfuse.server.bodies import MAX_ID, ApiModel, NumTokens, refused
@@ -91,19 +90,6 @@ class CompletionRequest(GenerationFields):
         return self.sampling_params({"max_tokens": 16, **defaults}, **own)
 
 
-def _read_response_format(value: Any) -> Any:
-    if value is not None and value != {"type": "text"}:
-        reason = 'only {"type": "text"} is served, no structured outputs; parse the text instead'
-        raise PydanticCustomError("refused", "{reason}", {"reason": reason, "code": "unsupported_parameter"})
-    return value
-
-
-class ResponseFormat(ApiModel):
-    """The form of the answer: text."""
-
-    type: Literal["text"]
-
-
 class ChatRequest(GenerationFields, LayoutFields):
     """The body of `/v1/chat/completions`.
 
@@ -122,7 +108,6 @@ class ChatRequest(GenerationFields, LayoutFields):
     max_tokens: NumTokens | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
-    response_format: Annotated[ResponseFormat | None, BeforeValidator(_read_response_format)] = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None

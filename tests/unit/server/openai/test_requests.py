@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from transfuse.errors import RequestError
 from transfuse.server.bodies import MAX_MESSAGES
+from transfuse.server.errors import FieldError
 from transfuse.server.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest
+from transfuse.structured_outputs import StructuredOutputsParams
 
 USER = {"role": "user", "content": "hi"}
 HUGE = 10**400
@@ -91,7 +93,7 @@ def test_null_is_as_good_as_nothing(field: str) -> None:
     assert read(**{field: None}).to_params({}) == read().to_params({})
 
 
-@pytest.mark.parametrize("name", ["nope", "Temperature", "guided_regex", "best_off", "", "x" * 1000])
+@pytest.mark.parametrize("name", ["nope", "Temperature", "guided_regexp", "best_off", "", "x" * 1000])
 def test_unknown_fields_are_named(name: str) -> None:
     assert place_of({name: 1}) == (name,)
 
@@ -213,3 +215,60 @@ def test_limits_of_a_request_are_products() -> None:
     body.to_params({})
     with pytest.raises(RequestError, match="9 prompts times n=128"):
         CompletionRequest.model_validate({"prompt": ["x"] * 9, "n": 128}).to_params({})
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+NAMED = {"name": "n", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": SCHEMA, "strict": True},
+                }
+            },
+            {"json": SCHEMA},
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, {"json_object": True}),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, None),
+        ({"structured_outputs": {"json": '{"type": "object"}'}}, {"json": {"type": "object"}}),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
+        ({"structured_outputs": {"grammar": "start: A"}}, {"grammar": "start: A"}),
+        ({"structured_outputs": {"json_object": True}}, {"json_object": True}),
+        ({"guided_json": SCHEMA}, {"json": SCHEMA}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_choice": ["a"]}, {"choice": ["a"]}),
+        ({"guided_grammar": "start: A"}, {"grammar": "start: A"}),
+    ],
+    ids=str,
+)
+def test_what_the_answer_must_be_is_read_from_every_name(body: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    found = read(**body).to_params({}).structured_outputs
+    if body.get("structured_outputs", {}).get("disable_any_whitespace"):
+        expected = {"json": SCHEMA, "disable_any_whitespace": True}
+    assert found == (None if expected is None else StructuredOutputsParams(**expected))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_object"}, "guided_regex": "a"},
+        {"structured_outputs": {"json": SCHEMA, "regex": "a"}},
+        {"structured_outputs": {}},
+        {"structured_outputs": {"json_object": False}},
+        {"guided_choice": ["x" * 2**20, "y"]},
+    ],
+    ids=lambda body: str(body)[:60],
+)
+def test_what_the_answer_must_be_is_said_once_and_within_bounds(body: dict[str, Any]) -> None:
+    with pytest.raises(FieldError) as caught:
+        read(**body).to_params({})
+    assert caught.value.field == next(iter(body))
+    assert len(str(caught.value)) < 300

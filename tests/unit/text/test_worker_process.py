@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 from transfuse.text import template_worker as worker
-from transfuse.text.template_process import TemplateProcess, TemplateProcessError
+from transfuse.text.worker import OUT_OF_MEMORY, REFUSED
+from transfuse.text.worker_process import WorkerProcess, WorkerProcessError
 
 FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 SETTINGS: dict[str, Any] = {"sources": {}, "special_tokens": {}, "memory_bytes": 256 << 20, "max_chars": 1 << 20}
+
+
+def process_that_renders() -> WorkerProcess:
+    return WorkerProcess(worker.__name__, SETTINGS, max_answer=(4 << 20) + 1, name="renders")
 
 
 def request(template: str) -> bytes:
@@ -22,12 +27,12 @@ def request(template: str) -> bytes:
 
 def test_answers() -> None:
     async def main() -> None:
-        process = TemplateProcess(SETTINGS)
+        process = process_that_renders()
         assert await process.ask(request("é{{ messages[0].role }}"), 30) == (worker.TEXT, "éuser".encode())
         kind, reason = await process.ask(request("{{ raise_exception('no') }}"), 30)
-        assert kind == worker.REFUSED and reason.endswith(b"TemplateError: no")
+        assert kind == REFUSED and reason.endswith(b"TemplateError: no")
         assert (await process.ask(request("{{ 'x' * 2000000 }}"), 30))[0] == worker.TOO_LONG
-        assert (await process.ask(request("{{ 'x' * 10**9 }}"), 30))[0] == worker.OUT_OF_MEMORY
+        assert (await process.ask(request("{{ 'x' * 10**9 }}"), 30))[0] == OUT_OF_MEMORY
         assert await process.ask(request("again"), 30) == (worker.TEXT, b"again")
         await process.kill()
         await process.kill()
@@ -37,12 +42,12 @@ def test_answers() -> None:
 
 def test_an_answer_that_is_too_long_ends_the_process_and_leaves_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        process = TemplateProcess(SETTINGS)
+        process = process_that_renders()
         await process.ask(request("x"), 30)
         before = len(os.listdir("/proc/self/fd"))
         monkeypatch.setattr(process, "_max_answer", 100)
         for _ in range(3):
-            with pytest.raises(TemplateProcessError, match="an answer of 1000001 bytes"):
+            with pytest.raises(WorkerProcessError, match="an answer of 1000001 bytes"):
                 await process.ask(request("{{ 'x' * 1000000 }}"), 30)
         await process.ask(request("x"), 30)
         assert len(os.listdir("/proc/self/fd")) == before
@@ -53,7 +58,7 @@ def test_an_answer_that_is_too_long_ends_the_process_and_leaves_no_pipe(monkeypa
 
 def test_a_process_that_takes_too_long() -> None:
     async def main() -> None:
-        process = TemplateProcess(SETTINGS)
+        process = process_that_renders()
         with pytest.raises(TimeoutError):
             await process.ask(request(FOREVER), 0.2)
         assert await process.ask(request("x"), 30) == (worker.TEXT, b"x")

@@ -1,4 +1,4 @@
-"""Starts, asks and ends a process that renders chat templates."""
+"""Starts, asks and ends a process that works for this one."""
 
 from __future__ import annotations
 
@@ -17,34 +17,39 @@ from typing import Any
 import transfuse
 from transfuse.config import bare_environment
 from transfuse.errors import EngineError
-from transfuse.text import template_worker as worker
+from transfuse.text import worker
 
 _START_SECONDS = 60.0
 _LATE_SECONDS = 0.05
 
 
-class TemplateProcessError(Exception):
+class WorkerProcessError(Exception):
     """The process is gone, or says what it should not."""
 
 
-class TemplateProcess:
-    """A process that renders one conversation at a time; it starts when it is first asked and after its end.
+class WorkerProcess:
+    """A process that does one piece of work at a time; it starts when it is first asked and after its end.
 
     Args:
-        settings: what `template_worker` reads first.
+        module: what it runs; see `transfuse.text.worker`.
+        settings: what it reads first.
+        max_answer: most bytes of an answer.
+        name: what it does, for messages, such as `renders chat templates`.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, module: str, settings: Mapping[str, Any], *, max_answer: int, name: str) -> None:
+        self._module = module
         self._settings = json.dumps(settings).encode("ascii")
-        self._max_answer = 4 * int(settings["max_chars"]) + 1
+        self._max_answer = max_answer
+        self._name = name
         self._process: Process | None = None
 
     async def ask(self, request: bytes, seconds: float) -> tuple[bytes, bytes]:
-        """What a rendering came to, and its text.
+        """What a piece of work came to, and the rest of the answer.
 
         Raises:
             EngineError: the process cannot be started.
-            TemplateProcessError: it is gone.
+            WorkerProcessError: it is gone.
             TimeoutError: it took longer than `seconds`; it is killed.
         """
         if self._process is None or self._process.returncode is not None:
@@ -53,7 +58,7 @@ class TemplateProcess:
         try:
             answer = await self._exchange(request, seconds)
             if not answer:
-                raise TemplateProcessError("an empty answer")
+                raise WorkerProcessError("an empty answer")
         except BaseException:
             await self.kill()
             raise
@@ -69,16 +74,16 @@ class TemplateProcess:
             # -P: a file in the working directory must not pass for a module. Its own session: it ends with this
             # process, not by a key that interrupts this one.
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", worker.__name__, str(os.getpid())),
+                *(sys.executable, "-P", "-m", self._module, str(os.getpid())),
                 stdin=PIPE,
                 stdout=PIPE,
                 env=environment,
                 start_new_session=True,
             )
             await self._exchange(self._settings, _START_SECONDS)
-        except (OSError, TemplateProcessError) as error:
+        except (OSError, WorkerProcessError) as error:
             await self.kill()
-            raise EngineError(f"The process that renders chat templates cannot be started: {error!r}.") from error
+            raise EngineError(f"The process that {self._name} cannot be started: {error!r}.") from error
 
     async def _exchange(self, frame: bytes, seconds: float) -> bytes:
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
@@ -101,10 +106,10 @@ class TemplateProcess:
             await sink.drain()
             length = int.from_bytes(await source.readexactly(worker.LENGTH_BYTES), "big")
             if length > self._max_answer:
-                raise TemplateProcessError(f"an answer of {length} bytes")
+                raise WorkerProcessError(f"an answer of {length} bytes")
             return await source.readexactly(length)
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise TemplateProcessError("it ended") from error
+            raise WorkerProcessError("it ended") from error
 
     async def kill(self) -> None:
         """End the process, if there is one."""
