@@ -68,6 +68,7 @@ class Generation:
         priority: lower is served first under the `priority` policy.
         cache_salt: prompts with different salts never share cache blocks.
         stream: whether the client sees the answers grow.
+        adapt: how to sample after a prompt, from that and how to sample; None: as `params` says.
         prompts: the prompts, once they are read.
         outputs: by prompt, its answer so far; there once all have one.
     """
@@ -80,6 +81,7 @@ class Generation:
     priority: int = 0
     cache_salt: str | None = None
     stream: bool = False
+    adapt: Callable[[SamplingParams, ReadPrompt], SamplingParams] | None = None
     prompts: list[ReadPrompt] = field(default_factory=list)
     outputs: dict[int, RequestOutput] = field(default_factory=dict)
 
@@ -117,7 +119,7 @@ class Generation:
         state = self.request.state
         outputs = self.service.llm.generate(
             {"prompt_token_ids": prompt.token_ids},
-            self.params,
+            self.params if self.adapt is None else self.adapt(self.params, prompt),
             request_id=f"{request_id_of(self.request)}-{next(self.service.numbers)}",
             priority=self.priority,
             cache_salt=salt_for_tenant(state.tenant, self.cache_salt),

@@ -12,7 +12,9 @@ from transfuse.sampling_params import SamplingParams
 from transfuse.server.deltas import Cursor, Delta
 from transfuse.server.errors import FieldError
 from transfuse.server.generation import ReadPrompt, Service
+from transfuse.structured_outputs import StructuredOutputsParams
 from transfuse.text.replies import Event, ReplyFormat, ReplyParser, Tools, choose_format, tools_of
+from transfuse.text.replies.grammars import Demand, structure_term
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,33 +106,62 @@ class ToolUse:
             raise FieldError("tool_choice", "tool_choice asks for a call, and there are no tools; send some.")
         if self.name is not None and self.name not in self.names:
             raise FieldError("tool_choice", f"tool_choice names {self.name[:100]!r}, which is none of the tools.")
-        if self.mode == "required":
-            raise FieldError(
-                "tool_choice", 'calls cannot be forced yet; set tool_choice to "auto".', "unsupported_parameter"
-            )
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyPlan:
-    """How the replies to a request are read.
+    """How the replies to a request are read, and what the model is held to in them.
 
     Attributes:
         format: of the model.
         tools: what may be called.
-        special: markers of the format that are special tokens.
+        special: ids of the model's special tokens, by their text.
+        demand: what calls are held to; without tools, to nothing.
     """
 
     format: ReplyFormat
     tools: Tools
-    special: frozenset[str]
+    special: Mapping[str, int]
+    demand: Demand
 
-    def params(self, params: SamplingParams) -> SamplingParams:
-        """How to sample, so that replies can be read."""
-        return replace(params, keep_special_tokens=sorted(self.special))
+    @property
+    def _markers(self) -> frozenset[str]:
+        """Those of the format that are special tokens."""
+        return frozenset(self.format.markers) & self.special.keys()
+
+    def adapt(self, params: SamplingParams, prompt: ReadPrompt) -> SamplingParams:
+        """How to sample after a prompt, so that the reply can be read and is what was asked for.
+
+        Raises:
+            FieldError: calls of tools and the form of the answer do not go together.
+        """
+        params = replace(params, keep_special_tokens=sorted(self._markers))
+        demand = self._whole_demand(params.structured_outputs)
+        if demand is None:
+            return params
+        grammar = self.format.grammar(prompt.text or "", demand, self.special)
+        return replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
+
+    def _whole_demand(self, structure: StructuredOutputsParams | None) -> Demand | None:
+        """What is asked for, as far as `structure` does not say it already."""
+        if structure is None:
+            return self.demand if self.demand.tools else None
+        if self.demand.must_call:
+            return self.demand
+        if not self.tools and not self.format.reads_reasoning:
+            return None
+        if self.tools and not self.format.tells_calls_from_json:
+            raise FieldError(
+                "tools",
+                "This model writes calls as JSON, which cannot be told from an answer that is held to a form. Leave "
+                'out either, or set tool_choice to "none" or "required".',
+                "unsupported_parameter",
+            )
+        return replace(self.demand, tools=self.demand.tools or self.tools.parameters, body=structure_term(structure))
 
     def reader(self, prompt: ReadPrompt) -> ReplyReader:
         """Reads one reply to a prompt."""
-        return ReplyReader(self.format.parser(prompt.text or "", self.tools, self.special))
+        return ReplyReader(self.format.parser(prompt.text or "", self.tools, self._markers))
 
 
 def plan_replies(service: Service, use: ToolUse, chat_template: str | None = None) -> ReplyPlan:
@@ -142,18 +173,43 @@ def plan_replies(service: Service, use: ToolUse, chat_template: str | None = Non
         chat_template: the template that lays the request out, if it is not the server's.
 
     Raises:
-        FieldError: tools and their use contradict each other.
+        FieldError: tools and their use contradict each other, or calls cannot be held to a schema.
         PromptError: the template lays out no tools, and some may be called.
     """
     use.check()
     tokenizer, settings = service.llm.tokenizer, service.settings
     source = tokenizer.templates.find(chat_template or settings.chat_template, has_tools=bool(use.tools))
     chosen = choose_format(source, settings.tool_call_parser, settings.reasoning_parser)
-    callable_tools = () if use.mode == "none" else use.tools
-    if callable_tools and not chosen.reads_calls:
+    tools = tools_of(() if use.mode == "none" else use.tools, None if use.is_parallel else 1)
+    if tools and not chosen.reads_calls:
         raise PromptError(
             "The model's chat template lays out no tools, so the model would not know of them. Leave tools out, or "
             "start the server with another --chat-template."
         )
-    special = frozenset(chosen.markers) & tokenizer.special_tokens.keys()
-    return ReplyPlan(chosen, tools_of(callable_tools, None if use.is_parallel else 1), special)
+    demand = _demand(use, tools)
+    if demand.must_call:
+        chosen = chosen.held()
+    elif demand.tools and chosen.held() is not chosen:
+        raise FieldError(
+            "tools",
+            "strict holds for this model's way of writing calls only where one is forced; leave strict out, or set "
+            'tool_choice to "required".',
+            "unsupported_parameter",
+        )
+    return ReplyPlan(chosen, tools, tokenizer.special_tokens, demand)
+
+
+def _demand(use: ToolUse, tools: Tools) -> Demand:
+    """What calls are held to: all of them where one is forced, or one tool is strict."""
+    strict = {tool["function"]["name"] for tool in use.tools if tool["function"].get("strict")}
+    must_call = use.mode == "required"
+    if not tools or not (must_call or strict):
+        return Demand()
+    held: dict[str, Mapping[str, Any]] = {}
+    for name, schema in tools.parameters.items():
+        if use.name not in (None, name):
+            continue
+        if schema.get("type", "object") != "object":
+            raise FieldError("tools", f"The parameters of {name[:100]!r} are no object; set their type to object.")
+        held[name] = {**schema, "type": "object"} if must_call or name in strict else {"type": "object"}
+    return Demand(tools=held, must_call=must_call, is_parallel=use.is_parallel)

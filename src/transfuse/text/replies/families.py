@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from transfuse.text.replies.scanners import (
     python_call_scanner,
     python_scanner,
 )
-from transfuse.text.replies.syntax import CallSyntax
+from transfuse.text.replies.syntax import CallFrame, CallSyntax
 from transfuse.text.replies.tools import Tools, numbered_id, short_id
 
 
@@ -30,9 +31,20 @@ def _read_python(region: str, tools: Tools) -> list[Call]:
     return python_calls(region)
 
 
-def marked_json(openers: tuple[str, ...], closers: tuple[str, ...] = ()) -> CallSyntax:
+def _json_frame(key: str = "arguments", **more: str) -> CallFrame:
+    """A JSON object with the name, and the arguments under a key."""
+    start, end = more.pop("start", ""), more.pop("end", "")
+
+    def before(name: str) -> str:
+        return f'{start}{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
+
+    return CallFrame(before, f"}}{end}", **more)
+
+
+def _marked_json(openers: tuple[str, ...], closers: tuple[str, ...] = ()) -> CallSyntax:
     """A JSON object with a name and arguments, or a list of such, behind a marker."""
-    return CallSyntax(read=_read_json, scanner=json_scanner, openers=openers, closers=closers)
+    frame = _json_frame(first=f"{openers[0]}[", last="".join(("]", *closers[:1])), between=", ")
+    return CallSyntax(read=_read_json, scanner=json_scanner, openers=openers, closers=closers, frame=frame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +148,7 @@ def _tool_call_tag(opener: str, closer: str) -> CallSyntax:
         scanner=lambda: ByBracket(UntilMarker(closer)),
         openers=(opener,),
         closers=(closer,),
+        frame=_json_frame(start=f"{opener}\n", end=f"\n{closer}", between="\n"),
     )
 
 
@@ -147,7 +160,7 @@ def _read_llama(region: str, tools: Tools) -> list[Call]:
     return [Call(call.name.removesuffix(".call"), call.arguments) for call in calls]
 
 
-_MISTRAL_CALL = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
+_MISTRAL_CALL = re.compile(r"\s*([\w.:/@-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
 
 
 def _read_mistral(region: str, tools: Tools) -> list[Call]:
@@ -176,7 +189,7 @@ def _read_deepseek(region: str, tools: Tools) -> list[Call]:
 
 _KIMI_ARGUMENTS: Final = "<|tool_call_argument_begin|>"
 _KIMI_END: Final = "<|tool_call_end|>"
-_KIMI_ID = re.compile(r"(?:functions\.)?([\w.-]+)(?::\d+)?")
+_KIMI_ID = re.compile(r"(?:functions\.)?([\w.:/@-]+?)(:\d+)?")
 
 
 def _read_kimi(region: str, tools: Tools) -> list[Call]:
@@ -184,7 +197,7 @@ def _read_kimi(region: str, tools: Tools) -> list[Call]:
     match = _KIMI_ID.fullmatch(head.strip())
     if match is None or not arguments.strip():
         raise NoCallError("no name with arguments")
-    return [call_of(match[1], arguments, head.strip())]
+    return [call_of(match[1], arguments, head.strip() if match[2] else None)]
 
 
 def _tagged(tags: _Tags, opener: str, closer: str) -> CallSyntax:
@@ -211,13 +224,15 @@ LLAMA = CallSyntax(
     openers=("<|python_tag|>",),
     bare="{",
     bare_scanner=json_call_scanner,
+    frame=_json_frame("parameters", between="; "),
 )
 MISTRAL = CallSyntax(
     read=_read_mistral,
-    scanner=lambda: Named(r"[\s\w.\[\]-]*"),
+    scanner=lambda: Named(r"[\s\w.:/@\[\]-]*"),
     openers=("[TOOL_CALLS]",),
     inner=("[CALL_ID]", "[ARGS]"),
     new_id=short_id,
+    frame=_json_frame(first="[TOOL_CALLS][", last="]", between=", "),
 )
 DEEPSEEK = CallSyntax(
     read=_read_deepseek,
@@ -226,6 +241,13 @@ DEEPSEEK = CallSyntax(
     sections=("<｜tool▁calls▁begin｜>",),
     closers=(_DEEPSEEK_END, "<｜tool▁calls▁end｜>"),
     inner=(_DEEPSEEK_SEPARATOR,),
+    frame=CallFrame(
+        lambda name: f"<｜tool▁call▁begin｜>{name}{_DEEPSEEK_SEPARATOR}",
+        _DEEPSEEK_END,
+        between="",
+        first="<｜tool▁calls▁begin｜>",
+        last="<｜tool▁calls▁end｜>",
+    ),
 )
 KIMI = CallSyntax(
     read=_read_kimi,
@@ -235,6 +257,13 @@ KIMI = CallSyntax(
     closers=(_KIMI_END, "<|tool_calls_section_end|>"),
     inner=(_KIMI_ARGUMENTS,),
     new_id=numbered_id,
+    frame=CallFrame(
+        lambda name: f"<|tool_call_begin|>functions.{name}{_KIMI_ARGUMENTS}",
+        _KIMI_END,
+        between="",
+        first="<|tool_calls_section_begin|>",
+        last="<|tool_calls_section_end|>",
+    ),
 )
 LLAMA_PYTHON = _pythonic("<|python_start|>", "<|python_end|>", bare=True)
 LFM = _pythonic("<|tool_call_start|>", "<|tool_call_end|>", bare=False)
@@ -244,9 +273,9 @@ OLMO = CallSyntax(
     openers=("<function_calls>",),
     closers=("</function_calls>",),
 )
-GRANITE = marked_json(("<|tool_call|>",), ("<|/tool_call|>", "<|end_of_tool_call|>"))
-JAMBA = marked_json(("<tool_calls>",), ("</tool_calls>",))
-COMMAND = marked_json(("<|START_ACTION|>",), ("<|END_ACTION|>",))
+GRANITE = _marked_json(("<|tool_call|>",), ("<|/tool_call|>", "<|end_of_tool_call|>"))
+JAMBA = _marked_json(("<tool_calls>",), ("</tool_calls>",))
+COMMAND = _marked_json(("<|START_ACTION|>",), ("<|END_ACTION|>",))
 JSON = CallSyntax(
     read=_read_json,
     scanner=json_call_scanner,
@@ -254,4 +283,5 @@ JSON = CallSyntax(
     closers=("```",),
     bare="{[",
     bare_scanner=json_call_scanner,
+    frame=_json_frame(between="\n"),
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Protocol
 
 from transfuse.errors import ConfigError
 from transfuse.text.replies import families
+from transfuse.text.replies.grammars import Demand, ReplyGrammar
 from transfuse.text.replies.harmony import HarmonyFormat
 from transfuse.text.replies.marked import MarkedParser
 from transfuse.text.replies.parser import ReplyParser
@@ -33,6 +34,25 @@ class ReplyFormat(Protocol):
     @property
     def reads_reasoning(self) -> bool:
         """Whether it knows how reasoning is set off."""
+        ...
+
+    @property
+    def tells_calls_from_json(self) -> bool:
+        """Whether calls that are held to schemas begin otherwise than JSON does."""
+        ...
+
+    def held(self) -> ReplyFormat:
+        """The format of replies whose calls are held to schemas: this one, unless its calls cannot be."""
+        ...
+
+    def grammar(self, prompt: str, demand: Demand, special: Mapping[str, int]) -> str:
+        """The grammar of a reply, in Lark; of a format that is `held`.
+
+        Args:
+            prompt: see `parser`.
+            demand: what it must be.
+            special: ids of all special tokens, by their text.
+        """
         ...
 
     def parser(self, prompt: str, tools: Tools, special: Collection[str] = ()) -> ReplyParser:
@@ -72,6 +92,27 @@ class MarkedFormat:
     def reads_reasoning(self) -> bool:
         """See `ReplyFormat.reads_reasoning`."""
         return self.thinking is not None
+
+    @property
+    def tells_calls_from_json(self) -> bool:
+        """See `ReplyFormat.tells_calls_from_json`."""
+        return self.calls is not None and bool(self.calls.frame_opener)
+
+    def held(self) -> MarkedFormat:
+        """See `ReplyFormat.held`."""
+        has_frame = self.calls is not None and self.calls.frame is not None
+        return self if has_frame else replace(self, calls=families.JSON)
+
+    def grammar(self, prompt: str, demand: Demand, special: Mapping[str, int]) -> str:
+        """See `ReplyFormat.grammar`."""
+        grammar = ReplyGrammar(special)
+        thinking = "" if self.thinking is None else self.thinking.rules(prompt, grammar)
+        if demand.tools:
+            assert self.calls is not None, "it is held"
+            return grammar.text(thinking, grammar.replies(self.calls, demand))
+        assert demand.body is not None, "something is demanded"
+        grammar.add(f"replies: {demand.body}")
+        return grammar.text(thinking, "replies")
 
     def parser(self, prompt: str, tools: Tools, special: Collection[str] = ()) -> ReplyParser:
         """See `ReplyFormat.parser`."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from transfuse.text.replies.calls import NoCallError, call_of
 from transfuse.text.replies.events import Content, Event, Reasoning
+from transfuse.text.replies.grammars import Demand, ReplyGrammar
 from transfuse.text.replies.parser import ReplyParser
+from transfuse.text.replies.syntax import CallFrame
 from transfuse.text.replies.tools import Tools
 from transfuse.text.stop_strings import StopStringMatcher
 
@@ -18,6 +20,7 @@ _TURN: Final = f"{_START}assistant"
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _NAME_OF_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _FUNCTIONS: Final = "functions."
+_FRAME = CallFrame(lambda name: f"{_CHANNEL}commentary to={_FUNCTIONS}{name} {_CONSTRAIN}json{_MESSAGE}", "")
 
 
 class HarmonyFormat:
@@ -29,6 +32,25 @@ class HarmonyFormat:
     markers = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
     reads_calls = True
     reads_reasoning = True
+    tells_calls_from_json = True
+
+    def held(self) -> HarmonyFormat:
+        """See `ReplyFormat.held`."""
+        return self
+
+    def grammar(self, prompt: str, demand: Demand, special: Mapping[str, int]) -> str:
+        """See `ReplyFormat.grammar`: messages to the user or to itself, then a call, or what is demanded instead."""
+        grammar = ReplyGrammar(special)
+        grammar.add("TEXT: /(?s:.*)/")
+        begin, again = grammar.terms(_MESSAGE), grammar.terms(f"<|end|>{_TURN}")
+        grammar.add(f'message: {grammar.terms(_CHANNEL)} ("analysis" | "commentary") {begin} TEXT {again}')
+        last: list[str] = []
+        if demand.tools:
+            last.append(grammar.calls(_FRAME, demand))
+        if not demand.must_call:
+            last.append(f"{grammar.terms(f'{_CHANNEL}final{_MESSAGE}')} {demand.body or 'TEXT'}")
+        grammar.add(f"last: {' | '.join(last)}")
+        return grammar.text("message*", "last")
 
     def parser(self, prompt: str, tools: Tools, special: Collection[str] = ()) -> ReplyParser:
         """See `ReplyFormat.parser`; no marker is ever shown, whether it is a special token or not."""

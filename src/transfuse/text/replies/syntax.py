@@ -10,6 +10,25 @@ from transfuse.text.replies.scanners import Scanner
 from transfuse.text.replies.tools import Tools, long_id
 
 
+@dataclass(frozen=True, slots=True)
+class CallFrame:
+    """What stands around the JSON of a call's arguments where a model is held to making calls.
+
+    Attributes:
+        before: given the tool's name.
+        after: the rest of the call.
+        between: parts two calls; None where there can be one only.
+        first: stands before the first call.
+        last: stands behind the last one.
+    """
+
+    before: Callable[[str], str]
+    after: str
+    between: str | None = None
+    first: str = ""
+    last: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSyntax:
     """How calls are written: regions that begin with a marker, or with a bracket where text begins.
@@ -25,6 +44,7 @@ class CallSyntax:
         bare: brackets that begin a region where the reply's text begins, or behind another region.
         bare_scanner: finds the end of such a region, from its bracket on.
         new_id: makes the id of a call that has none.
+        frame: how a call is written with its arguments as JSON; None where the family does not write them so.
     """
 
     read: Callable[[str, Tools], list[Call]]
@@ -36,6 +56,13 @@ class CallSyntax:
     bare: str = ""
     bare_scanner: Callable[[], Scanner] | None = None
     new_id: Callable[[str, int], str] = long_id
+    frame: CallFrame | None = None
+
+    @property
+    def frame_opener(self) -> str:
+        """The marker that the frame begins with; empty where calls look like other text at first."""
+        opening = "" if self.frame is None else self.frame.first or self.frame.before("")
+        return next((marker for marker in self.openers + self.sections if opening.startswith(marker)), "")
 
     @property
     def markers(self) -> tuple[str, ...]:

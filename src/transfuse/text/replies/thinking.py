@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from transfuse.text.replies.grammars import ReplyGrammar
 from transfuse.text.stop_strings import StopStringMatcher
 
 
@@ -26,6 +27,18 @@ class ThinkingSyntax:
     def markers(self) -> tuple[str, ...]:
         """Both of them."""
         return self.opener, self.closer
+
+    def rules(self, prompt: str, grammar: ReplyGrammar) -> str:
+        """The reasoning of a reply to the prompt, as a term of its grammar; empty where there is none."""
+        end = prompt.rstrip()
+        if end.endswith(self.closer):
+            return ""
+        thought = grammar.until("thought", self.closer)
+        grammar.add("SPACE: /\\s{0,4}/")
+        if self.is_open(prompt):
+            return f"{thought} SPACE"
+        grammar.add(f"thinking: {grammar.terms(self.opener)} {thought} SPACE")
+        return "thinking?"
 
     def is_open(self, prompt: str) -> bool:
         """Whether a reply to the prompt, laid out as text, begins within reasoning."""

@@ -267,3 +267,49 @@ def test_broken_calls_in_a_history_are_laid_out(api: Api) -> None:
     assert (first["tool_call_id"], first["content"]) == ("000000001", "")
     assert (second["tool_call_id"], third["tool_call_id"]) == ("x", "000000002")
     assert "tool_calls" not in last
+
+
+def grammar_of(api: Api, body: dict[str, Any]) -> str:
+    """What the model was held to."""
+    ask(api, body)
+    structure = api.llm.core.requests[-1].params.structured_outputs
+    assert structure is not None and structure.grammar is not None
+    return structure.grammar
+
+
+def test_a_forced_call_is_held_to_the_tools_and_their_schemas(api: Api) -> None:
+    body = recite(api, "hermes")
+    grammar = grammar_of(api, {**body, "tool_choice": "required"})
+    assert '\\"weather\\"' in grammar and '\\"get_time\\"' in grammar and '"lat": {"type": "number"}' in grammar
+    named = {"type": "function", "function": {"name": "get_time"}}
+    assert '\\"weather\\"' not in grammar_of(api, {**body, "tool_choice": named})
+    for choice in ("auto", "none"):
+        ask(api, {**body, "tool_choice": choice})
+        assert api.llm.core.requests[-1].params.structured_outputs is None
+
+
+def test_reasoning_goes_before_a_forced_call_where_the_prompt_has_opened_it(api: Api) -> None:
+    body = {**recite(api, "qwen3-thinking", reasoning_content="Hm."), "tool_choice": "required"}
+    assert grammar_of(api, body).startswith("start: thought SPACE calls")
+    assert grammar_of(api, {**recite(api, "hermes"), "tool_choice": "required"}).startswith("start: thinking? calls")
+    assert grammar_of(api, {**recite(api, "qwen3-coder"), "tool_choice": "required"}).startswith("start: calls")
+
+
+def test_strict_tools_are_held_to_their_schemas_where_they_are_called(api: Api) -> None:
+    body = recite(api, "hermes")
+    first, second = body["tools"]
+    tools = [{**first, "function": {**first["function"], "strict": True}}, second]
+    grammar = grammar_of(api, {**body, "tools": tools})
+    assert "row* TEXT" in grammar and '"lat"' in grammar
+    assert "row? TEXT" in grammar_of(api, {**body, "tools": tools, "parallel_tool_calls": False})
+    # No grammar can be had of how these write calls, unless one is forced, which is JSON then.
+    body = {**recite(api, "lfm2", '{"name": "weather", "arguments": {"city": "x"}}'), "tools": tools}
+    assert "strict" in api.refused("/v1/chat/completions", body)["message"]
+    (choice,) = ask(api, {**body, "tool_choice": "required"})["choices"]
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "x"}'}
+
+
+def test_parameters_have_to_be_an_object_where_calls_are_held_to_them(api: Api) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]
+    body = {"messages": MESSAGES, "tools": tools, "tool_choice": "required"}
+    assert api.refused("/v1/chat/completions", body)["param"] == "tools"
