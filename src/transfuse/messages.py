@@ -161,6 +161,8 @@ class TokenizerSpec(msgspec.Struct, kw_only=True, frozen=True):
         chat_templates: Jinja sources by name; the usual one is `default`.
         special_tokens: what templates read, such as `bos_token`, by name.
         eos_token_ids: ids that end a generation, as the checkpoint says.
+        response_template: JSON of how replies are read, as Transformers' `parse_response` reads it; empty where the
+            tokenizer does not say.
         split_special_tokens: whether special tokens in a text are read as the characters they are written with.
     """
 
@@ -168,6 +170,7 @@ class TokenizerSpec(msgspec.Struct, kw_only=True, frozen=True):
     chat_templates: dict[str, str] = {}
     special_tokens: dict[str, str | list[str]] = {}
     eos_token_ids: tuple[int, ...] = ()
+    response_template: str = ""
     split_special_tokens: bool = False
 
 

@@ -101,6 +101,7 @@ def from_transformers(hf: PreTrainedTokenizerBase, eos_token_ids: Sequence[int])
             chat_templates=_templates(hf),
             special_tokens=hf.special_tokens_map,
             eos_token_ids=tuple(eos_token_ids),
+            response_template=_response_template(hf),
             split_special_tokens=bool(hf.split_special_tokens),
         )
     )
@@ -131,6 +132,11 @@ def _has_own(hf: PreTrainedTokenizerBase, methods: Sequence[str]) -> bool:
     if cls.__module__.startswith("transformers.") and cls.__name__ in _SAME_AS_DATA:
         return False
     return any(getattr(cls, name, None) is not getattr(PreTrainedTokenizerFast, name, None) for name in methods)
+
+
+def _response_template(hf: PreTrainedTokenizerBase) -> str:
+    declared: Any = getattr(hf, "response_template", None)
+    return json.dumps(declared, ensure_ascii=False) if declared else ""
 
 
 def _templates(hf: PreTrainedTokenizerBase) -> dict[str, str]:

@@ -124,18 +124,13 @@ class ReplyPlan:
     special: Mapping[str, int]
     demand: Demand
 
-    @property
-    def _markers(self) -> frozenset[str]:
-        """Those of the format that are special tokens."""
-        return frozenset(self.format.markers) & self.special.keys()
-
     def adapt(self, params: SamplingParams, prompt: ReadPrompt) -> SamplingParams:
         """How to sample after a prompt, so that the reply can be read and is what was asked for.
 
         Raises:
             FieldError: calls of tools and the form of the answer do not go together.
         """
-        params = replace(params, keep_special_tokens=sorted(self._markers))
+        params = replace(params, keep_special_tokens=sorted(self.format.shown(self.special)))
         demand = self._whole_demand(params.structured_outputs)
         if demand is None:
             return params
@@ -161,7 +156,7 @@ class ReplyPlan:
 
     def reader(self, prompt: ReadPrompt) -> ReplyReader:
         """Reads one reply to a prompt."""
-        return ReplyReader(self.format.parser(prompt.text or "", self.tools, self._markers))
+        return ReplyReader(self.format.parser(prompt.text or "", self.tools, self.format.shown(self.special)))
 
 
 def plan_replies(service: Service, use: ToolUse, chat_template: str | None = None) -> ReplyPlan:
@@ -179,7 +174,8 @@ def plan_replies(service: Service, use: ToolUse, chat_template: str | None = Non
     use.check()
     tokenizer, settings = service.llm.tokenizer, service.settings
     source = tokenizer.templates.find(chat_template or settings.chat_template, has_tools=bool(use.tools))
-    chosen = choose_format(source, settings.tool_call_parser, settings.reasoning_parser)
+    declared = tokenizer.spec.response_template
+    chosen = choose_format(source, settings.tool_call_parser, settings.reasoning_parser, declared)
     tools = tools_of(() if use.mode == "none" else use.tools, None if use.is_parallel else 1)
     if tools and not chosen.reads_calls:
         raise PromptError(

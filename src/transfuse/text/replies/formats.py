@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -9,6 +11,8 @@ from typing import Final, Protocol
 
 from transfuse.errors import ConfigError
 from transfuse.text.replies import families
+from transfuse.text.replies.declared import CALLS_FIELD, REASONING_FIELDS, DeclaredParser
+from transfuse.text.replies.declared_template import DeclaredTemplate, read_template
 from transfuse.text.replies.grammars import Demand, ReplyGrammar
 from transfuse.text.replies.harmony import HarmonyFormat
 from transfuse.text.replies.marked import MarkedParser
@@ -17,13 +21,14 @@ from transfuse.text.replies.syntax import CallSyntax
 from transfuse.text.replies.thinking import ThinkingSplitter, ThinkingSyntax
 from transfuse.text.replies.tools import Tools
 
+log = logging.getLogger(__name__)
+
 
 class ReplyFormat(Protocol):
     """How a model's replies are read."""
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """Texts that the reader must see even where they are special tokens."""
+    def shown(self, special: Collection[str]) -> frozenset[str]:
+        """Those of the special tokens that the reader must see."""
         ...
 
     @property
@@ -61,7 +66,7 @@ class ReplyFormat(Protocol):
         Args:
             prompt: the conversation as text, which may end within the reply: templates open its reasoning.
             tools: what may be called; without any, no calls are looked for.
-            special: those of the markers that are special tokens, which users never see.
+            special: the special tokens that are `shown`, which users never see.
         """
         ...
 
@@ -80,8 +85,12 @@ class MarkedFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """See `ReplyFormat.markers`."""
+        """Texts that set reasoning and calls off."""
         return (self.calls.markers if self.calls else ()) + (self.thinking.markers if self.thinking else ())
+
+    def shown(self, special: Collection[str]) -> frozenset[str]:
+        """See `ReplyFormat.shown`."""
+        return frozenset(self.markers).intersection(special)
 
     @property
     def reads_calls(self) -> bool:
@@ -120,6 +129,56 @@ class MarkedFormat:
         if self.thinking is not None:
             splitter = ThinkingSplitter(self.thinking, is_open=self.thinking.is_open(prompt), hidden=special)
         return MarkedParser(tools, self.calls if tools else None, splitter, special)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredFormat:
+    """The tokenizer says how replies are read.
+
+    Attributes:
+        template: what it says.
+        source: the same as JSON.
+    """
+
+    template: DeclaredTemplate
+    source: str
+
+    @property
+    def reads_calls(self) -> bool:
+        """See `ReplyFormat.reads_calls`."""
+        return any(field.name == CALLS_FIELD for field in self.template.fields)
+
+    @property
+    def reads_reasoning(self) -> bool:
+        """See `ReplyFormat.reads_reasoning`."""
+        return any(field.name in REASONING_FIELDS for field in self.template.fields)
+
+    @property
+    def tells_calls_from_json(self) -> bool:
+        """See `ReplyFormat.tells_calls_from_json`."""
+        return False
+
+    def shown(self, special: Collection[str]) -> frozenset[str]:
+        """See `ReplyFormat.shown`: those that it names, in patterns too."""
+        named = self.source.replace("\\", "")
+        return frozenset(token for token in special if token in named)
+
+    def held(self) -> MarkedFormat:
+        """See `ReplyFormat.held`: how it is written is known of reasoning at most."""
+        for field in self.template.fields:
+            if field.name in REASONING_FIELDS and field.start and field.end:
+                opener, closer = field.start.literals, field.end.literals
+                if opener and closer:
+                    return MarkedFormat(families.JSON, ThinkingSyntax(opener[0], closer[0]))
+        return MarkedFormat(families.JSON)
+
+    def grammar(self, prompt: str, demand: Demand, special: Mapping[str, int]) -> str:
+        """See `ReplyFormat.grammar`."""
+        return self.held().grammar(prompt, demand, special)
+
+    def parser(self, prompt: str, tools: Tools, special: Collection[str] = ()) -> ReplyParser:
+        """See `ReplyFormat.parser`."""
+        return DeclaredParser(tools, self.template, prompt, special)
 
 
 _THINK = ThinkingSyntax("<think>", "</think>")
@@ -193,13 +252,17 @@ NONE: Final = "none"
 
 
 @lru_cache(maxsize=64)
-def choose_format(template: str | None, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO) -> ReplyFormat:
+def choose_format(
+    template: str | None, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO, declared: str = ""
+) -> ReplyFormat:
     """How the replies to a chat template are read.
 
     Args:
         template: its source; None where there is none.
         tool_call_parser: a name of `TOOL_CALL_PARSERS`, `none`, or `auto` for what the template shows.
         reasoning_parser: a name of `REASONING_PARSERS`, `none`, or `auto`.
+        declared: the tokenizer's response template as JSON, which goes before what the chat template shows; empty
+            where it has none.
 
     Raises:
         ConfigError: there is no such name, or the two do not go together.
@@ -218,6 +281,8 @@ def choose_format(template: str | None, tool_call_parser: str = AUTO, reasoning_
             )
         return _HARMONY
     is_auto = tool_call_parser == reasoning_parser == AUTO
+    if is_auto and declared and (found := _declared(declared)) is not None:
+        return found
     if is_auto and "<|channel|>" in source and "<|message|>" in source:
         return _HARMONY
     if tool_call_parser == AUTO:
@@ -226,6 +291,14 @@ def choose_format(template: str | None, tool_call_parser: str = AUTO, reasoning_
         thinking = next((syntax for marker, syntax in _THINKING_BY_MARKER if marker in source), None)
     assert not isinstance(calls, HarmonyFormat) and not isinstance(thinking, HarmonyFormat)
     return MarkedFormat(calls, thinking)
+
+
+def _declared(source: str) -> DeclaredFormat | None:
+    try:
+        return DeclaredFormat(read_template(json.loads(source)), source)
+    except ValueError as error:
+        log.warning("the tokenizer's response_template cannot be read: %s; the chat template's markers count", error)
+        return None
 
 
 def _check_name(option: str, name: str, known: Collection[str]) -> None:

@@ -34,6 +34,10 @@ class HarmonyFormat:
     reads_reasoning = True
     tells_calls_from_json = True
 
+    def shown(self, special: Collection[str]) -> frozenset[str]:
+        """See `ReplyFormat.shown`."""
+        return frozenset(self.markers).intersection(special)
+
     def held(self) -> HarmonyFormat:
         """See `ReplyFormat.held`."""
         return self

@@ -37,9 +37,10 @@ class MarkedParser(ReplyParser):
         self._syntax = syntax
         markers = () if syntax is None else syntax.openers + syntax.sections
         self._matcher = StopStringMatcher(tuple(dict.fromkeys(markers + self._hidden)))
+        # Where a call may begin: the longest first, since one may begin another.
+        self._at_start = sorted({*markers, *self._hidden}, key=len, reverse=True)
         closers = () if syntax is None else syntax.closers
-        # The longest first: one may begin another.
-        self._edge_markers = sorted({*markers, *closers, *self._hidden}, key=len, reverse=True)
+        self._behind_call = sorted({*self._at_start, *closers}, key=len, reverse=True)
         self._events: list[Event] = []
         self._held = ""  # may become a marker
         self._space = ""  # at the end of the text so far
@@ -69,7 +70,7 @@ class MarkedParser(ReplyParser):
             self._finish_region()
         if self._edge is not None:
             edge, self._edge = self._edge, None
-            self._add(edge)
+            self._add("" if self._num_calls and edge.strip() in self._behind_call else edge)
         self._add(self._held)
         if self._space and not self._num_calls:
             self._events.append(Content(self._space))
@@ -119,16 +120,22 @@ class MarkedParser(ReplyParser):
         """Text where a call may begin: at the start, and behind another one."""
         assert self._syntax is not None
         start = text.lstrip()
-        for marker in self._edge_markers:
+        markers = self._behind_call if self._num_calls else self._at_start
+        if any(len(marker) > len(start) and marker.startswith(start) for marker in markers):
+            self._edge = text
+            return ""
+        for marker in markers:
             if start.startswith(marker):
                 self._edge = ""
+                self._space += text[: len(text) - len(start)]
                 self._take_marker(marker)
                 return start[len(marker) :]
         bare = start.lstrip(_SEPARATORS + " \n\t") if self._num_calls and self._syntax.bare else start
-        if not bare or any(marker.startswith(start) for marker in self._edge_markers):
+        if not bare:
             self._edge = text
             return ""
         if bare[0] in self._syntax.bare:
+            self._space += text[: len(text) - len(bare)]
             self._begin("")
             return bare
         self._edge = None
