@@ -157,3 +157,9 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(llm: LLM) -> None:
             run(llm, params)
         with pytest.raises(StructuredOutputsError, match=match):
             next(llm.stream(PROMPT, SamplingParams(structured_outputs=params)))
+
+
+def test_schemas_within_grammars_are_checked_too(llm: LLM) -> None:
+    grammar = 'start: "x" %json {"type": "integer", "divisibleBy": 2}'
+    with pytest.raises(StructuredOutputsError, match="divisibleBy"):
+        run(llm, StructuredOutputsParams(grammar=grammar))

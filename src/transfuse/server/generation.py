@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from transfuse.async_llm import AsyncLLM
-from transfuse.errors import EngineClosedError, RequestError
+from transfuse.errors import EngineClosedError, RequestError, StructuredOutputsError
 from transfuse.outputs import RequestOutput
 from transfuse.sampling_params import SamplingParams
 from transfuse.server.admission import Admission
@@ -105,15 +105,21 @@ class Generation:
                 raise FieldError("n", str(error)) from error
             self.prompts = await self.read_prompts()
             answers = [self._answer(prompt) for prompt in self.prompts]
-            async with aclosing(merge(answers, pause)) as changes:
-                async for change in changes:
-                    if change is None:
-                        yield None
-                        continue
-                    index, output = change
-                    self.outputs[index] = output
-                    _raise_failure(output)
-                    yield index
+            try:
+                async with aclosing(merge(answers, pause)) as changes:
+                    async for change in changes:
+                        if change is None:
+                            yield None
+                            continue
+                        index, output = change
+                        self.outputs[index] = output
+                        _raise_failure(output)
+                        yield index
+            except StructuredOutputsError as error:
+                if self.params.structured_outputs is not None:
+                    raise
+                # Nobody asked for a grammar: the tools' schemas were made into one.
+                raise FieldError("tools", f"Calls cannot be held to the parameters of the tools: {error}") from error
 
     def _answer(self, prompt: ReadPrompt) -> AsyncGenerator[RequestOutput, None]:
         state = self.request.state

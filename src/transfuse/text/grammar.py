@@ -28,6 +28,8 @@ LIMITS = LLParserLimits(initial_lexer_fuel=100_000, max_lexer_states=50_000, ver
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
+_EMBEDDED = re.compile(r"%json\s*(?=\{)")
+_DECODER = json.JSONDecoder()
 _OLD = {
     "additionalItems": "items after prefixItems",
     "divisibleBy": "multipleOf",
@@ -133,10 +135,12 @@ def _grammar_text(params: StructuredOutputsParams) -> str:
     if params.choice is not None:
         return "start: TEXT\nTEXT: " + " | ".join(map(json.dumps, params.choice))
     if params.grammar is not None:
-        return _lark(params)
+        text = _lark(params)
+        _check_embedded(params, text)
+        return text
     if params.json is not None:
         assert isinstance(params.json, str), "it is kept as text"
-        _check_keywords(params)
+        _check_keywords(params, _read_schema(params))
     schema = '{"type": "object"}' if params.json is None else str(params.json)
     try:
         return LLMatcher.grammar_from_json_schema(
@@ -164,12 +168,25 @@ def _lark(params: StructuredOutputsParams) -> str:
         raise _refused(params, f"it is no GBNF: {error}") from error
 
 
-def _check_keywords(params: StructuredOutputsParams) -> None:
-    """Refuses what the library would pass over in silence."""
+def _read_schema(params: StructuredOutputsParams) -> Any:
     try:
-        schema = json.loads(str(params.json))
+        return json.loads(str(params.json))
     except (ValueError, RecursionError) as error:
         raise _refused(params, f"it is no JSON: {error}") from error
+
+
+def _check_embedded(params: StructuredOutputsParams, lark: str) -> None:
+    """The schemas within a grammar, as `_check_keywords` does; what is no JSON is the library's to refuse."""
+    for match in _EMBEDDED.finditer(lark):
+        try:
+            schema, _ = _DECODER.raw_decode(lark, match.end())
+        except (ValueError, RecursionError):
+            continue
+        _check_keywords(params, schema)
+
+
+def _check_keywords(params: StructuredOutputsParams, schema: Any) -> None:
+    """Refuses what the library would pass over in silence."""
     for part in _subschemas(schema):
         for keyword in part.keys() & _OLD.keys():
             raise _refused(params, f"the keyword {keyword!r} is of an old draft; use {_OLD[keyword]}")

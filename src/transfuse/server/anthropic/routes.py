@@ -71,7 +71,8 @@ def router(service: Service) -> APIRouter:
             request=request,
             read_prompts=partial(_read, service.llm, conversation),
             num_prompts=1,
-            params=plan.params(body.to_params(service.settings.default_sampling)),
+            params=body.to_params(service.settings.default_sampling),
+            adapt=plan.adapt,
             stream=bool(body.stream),
         )
         answer = await load_answers()

@@ -57,6 +57,8 @@ class Tool(ApiModel):
         if self.description is not None:
             function["description"] = self.description
         function["parameters"] = self.input_schema.model_dump()
+        if self.strict:
+            function["strict"] = True
         if self.input_examples:
             function["input_examples"] = self.input_examples
         return {"type": "function", "function": function}

@@ -70,11 +70,15 @@ class MarkedParser(ReplyParser):
             self._finish_region()
         if self._edge is not None:
             edge, self._edge = self._edge, None
-            self._add("" if self._num_calls and edge.strip() in self._behind_call else edge)
+            self._add("" if self._num_calls and self._may_close(edge.strip()) else edge)
         self._add(self._held)
         if self._space and not self._num_calls:
             self._events.append(Content(self._space))
         return self._take_events()
+
+    def _may_close(self, text: str) -> bool:
+        """Whether a text at the reply's end is what follows a call, or the beginning of that."""
+        return self._syntax is not None and any(closer.startswith(text) for closer in self._syntax.closers)
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []

@@ -74,7 +74,8 @@ def _add_creation(routes: APIRouter, service: Service, store: ResponseStore) -> 
             request=request,
             read_prompts=partial(_read, service.llm, conversation),
             num_prompts=1,
-            params=plan.params(body.to_params(service.settings.default_sampling)),
+            params=body.to_params(service.settings.default_sampling),
+            adapt=plan.adapt,
             cache_salt=body.cache_salt,
             stream=bool(body.stream),
         )

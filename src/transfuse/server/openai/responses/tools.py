@@ -53,6 +53,8 @@ class FunctionTool(_Tool):
         if self.description is not None:
             function["description"] = self.description
         function["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        if self.strict:
+            function["strict"] = True
         return {"type": "function", "function": function}
 
 
