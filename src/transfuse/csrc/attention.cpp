@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "attention_amx.h"
 #include "attention_cache.h"
 #include "attention_narrow.h"
 #include "attention_plan.h"
@@ -39,8 +40,8 @@ class Attention {
         cache_(op),
         key_size_(op.tensor[1].size[3]),
         value_size_(op.tensor[2].size[3]),
-        num_words_((key_size_ + kWidth<Word> - 1) / kWidth<Word>),
-        stride_((value_size_ + kValueStep - 1) / kValueStep * kValueStep) {
+        num_words_(round_up((key_size_ + kWidth<Word> - 1) / kWidth<Word>, kTiled<Word> ? kLanes : 1)),
+        stride_(round_up(value_size_, kValueStep)) {
     const float scale = static_cast<float>(op.floats[0]), softcap = static_cast<float>(op.floats[1]);
     // In units of ln 2, so that weights are powers of two.
     softcap_ = softcap * kLog2E;
@@ -49,7 +50,7 @@ class Attention {
 
   void run() {
     static thread_local Plan plan;
-    make_plan(lengths_, stride_, team_.num_threads, plan);
+    make_plan(lengths_, stride_, kRowStep, team_.num_threads, plan);
     const int64_t num_rows = lengths_.starts[lengths_.num_requests];
     const int64_t num_padding = op_.tensor[7].size[0] - num_rows;
     if (!workspace.holds(plan)) {
@@ -58,6 +59,7 @@ class Attention {
       team_.barrier();
     }
     const int64_t num_items = static_cast<int64_t>(plan.items.size());
+    [[maybe_unused]] const ProductScope<Word> scope;
     team_.for_each(num_items + num_padding, [&](int64_t i) {
       if (i < num_items) {
         next_ = i + 1 < num_items ? &plan.items[i + 1] : nullptr;
@@ -71,7 +73,12 @@ class Attention {
  private:
   // Results are as wide as whole loads of values.
   static constexpr int64_t kValueStep = kLanes * kWidth<Word>;
-  static constexpr int kMaxBlockRows = std::max(kBlockRows, kNarrowRows);
+  // Results have room for a multiple of so many rows.
+  static constexpr int kRowStep = kTiled<Word> ? kLanes : 1;
+  // Rows of a product's block, and rows that are too few to make packing worth while.
+  static constexpr int kMaxRows = kTiled<Word> ? kLanes : kBlockRows;
+  static constexpr int kFewRows = kTiled<Word> ? kLanes : kNarrowRows;
+  static constexpr int kMaxBlockRows = std::max(kMaxRows, kFewRows);
 
   void take_scratch(int64_t rows) {
     lay_out(rows, nullptr);
@@ -81,7 +88,7 @@ class Attention {
   void lay_out(int64_t rows, char* base) {
     arena_.begin(base);
     zeros_ = arena_.take<T>(std::max(key_size_, value_size_));
-    query_ = arena_.take<Word>((rows + kNarrowRows) * num_words_ + kLanes);
+    query_ = arena_.take<Word>((rows + kFewRows) * num_words_ + kLanes);
     keys_ = arena_.take<Word>(num_words_ * kTileKeys);
     values_ = arena_.take<Word>(kTileKeys / kWidth<Word> * stride_);
     scores_ = arena_.take<float>(kMaxBlockRows * kTileKeys);
@@ -92,7 +99,7 @@ class Attention {
     for (RowStates* states : {&total_, &part_}) {
       states->largest = arena_.take<float>(rows);
       states->sum = arena_.take<float>(rows);
-      states->acc = arena_.take<float>(rows * stride_);
+      states->acc = arena_.take<float>(round_up(rows, kRowStep) * stride_);
     }
   }
 
@@ -131,8 +138,9 @@ class Attention {
   }
 
   RowStates partial(const Item& item, int64_t index) const {
-    float* base = workspace.partials.data() + item.partial + index * item.num_rows * (stride_ + 2);
-    return {base, base + item.num_rows, base + 2 * item.num_rows};
+    const int64_t rows = round_up(item.num_rows, kRowStep);
+    float* base = workspace.partials.data() + item.partial + index * rows * (stride_ + 2);
+    return {base, base + rows, base + 2 * rows};
   }
 
   void pack_query(const Item& item) {
@@ -148,14 +156,15 @@ class Attention {
       if constexpr (kWidth<Word> == 1) {
         read_row(query, offset, key_size_, to);  // and zeros where the next row begins
       } else {
-        to[num_words_ - 1] = Word{};
+        std::fill(to + key_size_ / 2, to + num_words_, Word{});
         std::memcpy(to, query.as<bf16>() + offset, key_size_ * sizeof(bf16));
       }
     }
-    if (item.num_rows <= kNarrowRows) {
+    if (item.num_rows <= kFewRows) {
       narrow_query_ = query_ + item.num_rows * num_words_;
+      const int width = kTiled<Word> ? kLanes : item.num_rows;
       for (int r = 0; r < item.num_rows; r++)
-        for (int64_t i = 0; i < num_words_; i++) narrow_query_[i * item.num_rows + r] = query_[r * num_words_ + i];
+        for (int64_t i = 0; i < num_words_; i++) narrow_query_[i * width + r] = query_[r * num_words_ + i];
     }
   }
 
@@ -186,8 +195,8 @@ class Attention {
 
   // Columns of keys that lie in [begin, end), counted from the tile's first.
   void compute_tile(const Item& item, int64_t tile, int64_t begin, int64_t end, const RowStates& states) {
-    const int first = static_cast<int>(begin - tile) / kLanes;
-    const int last = static_cast<int>(end - tile + kLanes - 1) / kLanes;
+    const Span seen = whole({static_cast<int>(begin - tile) / kLanes,
+                             static_cast<int>(end - tile + kLanes - 1) / kLanes, false});
     for (int r = 0; r < item.num_rows; r++) {
       RowView& view = views_[r];
       const int64_t oldest = lengths_.window > 0 ? view.position - lengths_.window + 1 - tile : 0;
@@ -195,19 +204,20 @@ class Attention {
       view.last = static_cast<int32_t>(std::min<int64_t>(kTileKeys, std::max<int64_t>(0, view.position + 1 - tile)));
     }
     Fetcher<T> fetcher(*ahead_, key_size_, value_size_);
-    if (item.num_rows <= kNarrowRows) {
+    if (item.num_rows <= kFewRows) {
       compute_narrow(item.num_rows, tile, fetcher, states);
       fetcher.rest();
       return;
     }
-    pack_keys<Word>(rows_->keys(), key_size_, first, last, fetcher, keys_);
-    pack_values<Word>(rows_->values(), value_size_, first, last, fetcher, values_, stride_);
+    pack_keys<Word>(rows_->keys(), key_size_, num_words_, seen.begin, seen.end, fetcher, keys_);
+    pack_values<Word>(rows_->values(), value_size_, seen.begin, seen.end, fetcher, values_, stride_);
     fetcher.rest();
-    const int num_blocks = (item.num_rows + kBlockRows - 1) / kBlockRows;
-    for (int block = 0; block < num_blocks; block++) {
-      const int row = item.num_rows * block / num_blocks;
-      compute_block(row, item.num_rows * (block + 1) / num_blocks - row, tile, states);
-    }
+    const int num_blocks = (item.num_rows + kMaxRows - 1) / kMaxRows;
+    const auto block_begin = [&](int block) {
+      return kTiled<Word> ? std::min(item.num_rows, block * kMaxRows) : item.num_rows * block / num_blocks;
+    };
+    for (int block = 0; block < num_blocks; block++)
+      compute_block(block_begin(block), block_begin(block + 1) - block_begin(block), tile, states);
   }
 
   // The columns of keys that some of the rows see, and whether each row sees all of them.
@@ -216,11 +226,18 @@ class Attention {
     bool masked;
   };
 
+  // Extended to columns that are multiplied together.
+  static Span whole(Span keys) {
+    if (!kTiled<Word>) return keys;
+    return {keys.begin / 2 * 2, (keys.end + 1) / 2 * 2, keys.masked};
+  }
+
   Span span(int row, int num_rows) const {
     // Rows are in ascending order of position.
     const RowView &oldest = views_[row], &newest = views_[row + num_rows - 1];
-    const int begin = oldest.first / kLanes, end = (newest.last + kLanes - 1) / kLanes;
-    return {begin, end, newest.first > begin * kLanes || oldest.last < end * kLanes};
+    Span keys = whole({oldest.first / kLanes, (newest.last + kLanes - 1) / kLanes, false});
+    keys.masked = newest.first > keys.begin * kLanes || oldest.last < keys.end * kLanes;
+    return keys;
   }
 
   void weigh(int row, int num_rows, const Span& keys, int64_t tile, const RowStates& states, float* alpha) {
@@ -233,7 +250,7 @@ class Attention {
   void compute_block(int row, int num_rows, int64_t tile, const RowStates& states) {
     const Span keys = span(row, num_rows);
     if (keys.begin >= keys.end) return;
-    float alpha[kBlockRows];
+    float alpha[kMaxRows];
     score(num_rows, query_ + row * num_words_, num_words_, keys_, keys.begin, keys.end, scale_, scores_);
     weigh(row, num_rows, keys, tile, states, alpha);
     add_values(num_rows, weights_, values_, stride_, keys.begin, keys.end, alpha, states.acc + row * stride_);
@@ -242,12 +259,22 @@ class Attention {
   // Rows that are too few to make packing worth while.
   void compute_narrow(int num_rows, int64_t tile, Fetcher<T>& fetcher, const RowStates& states) {
     const Span keys = span(0, num_rows);
-    float alpha[kNarrowRows];
-    score_narrow(num_rows, narrow_query_, rows_->keys(), key_size_, keys.begin, keys.end, scale_, fetcher, scores_);
+    float alpha[kFewRows];
+    if constexpr (kTiled<Word>) {
+      score_few(num_rows, narrow_query_, num_words_, rows_->keys(), key_size_, keys.begin, keys.end, scale_, fetcher,
+                keys_, scores_);
+    } else {
+      score_narrow(num_rows, narrow_query_, rows_->keys(), key_size_, keys.begin, keys.end, scale_, fetcher, scores_);
+    }
     fetcher.at_softmax();
     weigh(0, num_rows, keys, tile, states, alpha);
-    add_values_narrow(num_rows, weights_, rows_->values(), value_size_, stride_, keys.begin, keys.end, alpha, fetcher,
-                      states.acc);
+    if constexpr (kTiled<Word>) {
+      pack_values<Word>(rows_->values(), value_size_, keys.begin, keys.end, fetcher, values_, stride_);
+      add_values(num_rows, weights_, values_, stride_, keys.begin, keys.end, alpha, states.acc);
+    } else {
+      add_values_narrow(num_rows, weights_, rows_->values(), value_size_, stride_, keys.begin, keys.end, alpha,
+                        fetcher, states.acc);
+    }
   }
 
   // Divides by the sum of the weights, sinks included, and writes the rows.

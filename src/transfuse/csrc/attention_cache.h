@@ -10,6 +10,14 @@ namespace transfuse::attention {
 
 constexpr int kTileColumns = kTileKeys / kLanes;
 
+// The cache that rows are fetched into, as `__builtin_prefetch` counts: the first level, or the second where products
+// take so little time that more is asked for at once than can be on its way to the first.
+#if defined(__AMX_BF16__)
+constexpr int kFetchInto = 2;
+#else
+constexpr int kFetchInto = 3;
+#endif
+
 // Where the keys and then the values of a tile lie.
 template <class T>
 struct TileRows {
@@ -42,7 +50,7 @@ class Fetcher {
     for (const int end = std::min(next_ + count, 2 * kTileKeys); next_ < end; next_++) {
       const T* row = rows_.row[next_];
       const int64_t size = next_ < kTileKeys ? key_size_ : value_size_;
-      for (int64_t i = 0; i < size; i += 64 / sizeof(T)) __builtin_prefetch(row + i);
+      for (int64_t i = 0; i < size; i += 64 / sizeof(T)) __builtin_prefetch(row + i, 0, kFetchInto);
     }
   }
 

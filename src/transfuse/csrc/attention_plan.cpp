@@ -45,7 +45,7 @@ Lengths::Lengths(const Op& op)
       starts(op.tensor[4].as<int32_t>()),
       seq_lens(op.tensor[5].as<int32_t>()) {}
 
-void make_plan(const Lengths& lengths, int64_t value_stride, int num_threads, Plan& plan) {
+void make_plan(const Lengths& lengths, int64_t value_stride, int row_step, int num_threads, Plan& plan) {
   plan.items.clear();
   plan.num_partials = 0;
   plan.num_counters = 0;
@@ -80,7 +80,7 @@ void make_plan(const Lengths& lengths, int64_t value_stride, int num_threads, Pl
         }
         if (item.num_items > 1) {
           plan.num_counters++;
-          plan.num_partials += (last - first) * num_rows * (value_stride + 2);
+          plan.num_partials += (last - first) * round_up(num_rows, row_step) * (value_stride + 2);
         }
       });
 }

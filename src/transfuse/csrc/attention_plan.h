@@ -13,6 +13,8 @@ namespace transfuse::attention {
 constexpr int kTileKeys = 64;
 constexpr int kPartitionKeys = 256;
 
+constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
 // The lengths of a step.
 struct Lengths {
   explicit Lengths(const Op& op);
@@ -54,7 +56,7 @@ struct Plan {
 };
 
 // The plan of this step, the same on every thread. Where tiles are split depends on the load and the number of threads;
-// no result does.
-void make_plan(const Lengths& lengths, int64_t value_stride, int num_threads, Plan& plan);
+// no result does. Results in the workspace have room for a multiple of `row_step` rows of `value_stride` numbers.
+void make_plan(const Lengths& lengths, int64_t value_stride, int row_step, int num_threads, Plan& plan);
 
 }  // namespace transfuse::attention

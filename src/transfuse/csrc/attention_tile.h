@@ -62,9 +62,11 @@ TF_INLINE void load_values(const T* const* rows, int64_t i, int64_t size, f32x16
   }
 }
 
-// out[word][key] of 64 keys, words of their first `size` numbers; keys of columns [begin, end) only.
+// out[word][key] of 64 keys, `all_words` words of their first `size` numbers, zeros behind these; keys of columns
+// [begin, end) only.
 template <class Word, class T>
-void pack_keys(const T* const* rows, int64_t size, int begin, int end, Fetcher<T>& fetcher, Word* out) {
+void pack_keys(const T* const* rows, int64_t size, int64_t all_words, int begin, int end, Fetcher<T>& fetcher,
+               Word* out) {
   constexpr int64_t step = kLanes * kWidth<Word>;
   for (int column = begin; column < end; column++) {
     for (int64_t i = 0; i < size; i += step) {
@@ -72,7 +74,7 @@ void pack_keys(const T* const* rows, int64_t size, int begin, int end, Fetcher<T
       f32x16 words[kLanes];
       load_keys<Word>(rows + column * kLanes, i, size, words);
       Word* to = out + i / kWidth<Word> * kTileKeys + column * kLanes;
-      const int64_t num_words = (size - i + kWidth<Word> - 1) / kWidth<Word>;
+      const int64_t num_words = all_words - i / kWidth<Word>;
 #pragma GCC unroll 16
       for (int k = 0; k < kLanes; k++)
         if (k < num_words) std::memcpy(to + k * kTileKeys, &words[k], sizeof words[k]);
