@@ -1,7 +1,7 @@
 """How the compiled `linear` compares with torch's, prepacked oneDNN's and the memory's speed, on weights in memory.
 
 python -m benchmarks.kernels.linear --threads 2 --dtype bfloat16 --shapes 576x3072 1024x6144 --rows 1 8 64
-python -m benchmarks.kernels.linear --targets amx_bf16 avx512_bf16 --megabytes 1200
+python -m benchmarks.kernels.linear --targets amx_bf16 avx512_bf16 --threads 1 --own-time
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from transfuse.kernels.cpu.targets import machine_targets
 READ_NUMBERS = 15_000_000
 # Ours run as parts of a program, in one parallel region.
 OPS_PER_PROGRAM = 8
+# Gives seconds.
+Clock = Callable[[], float]
 SHAPES = ["576x576", "1536x576", "576x3072", "1024x6144", "4096x4096", "576x49152"]
 
 
@@ -40,9 +42,15 @@ def main() -> None:
     parser.add_argument(
         "--megabytes", type=int, default=250, help="of weights, more than the caches hold, so that each is in memory"
     )
+    parser.add_argument(
+        "--own-time", action="store_true", help="count what one thread computed, not the time: others use the machine"
+    )
     parser.add_argument("--quantile", type=float, default=0.5, help="of the samples; low where others use the machine")
     arguments = parser.parse_args()
+    if arguments.own_time and arguments.threads > 1:
+        parser.error("--own-time needs --threads 1")
     torch.set_num_threads(arguments.threads)
+    clock = time.thread_time if arguments.own_time else time.perf_counter
     libraries = {name: Library(build(name, default_cache_dir() / "kernels")) for name in arguments.targets}
     dtype = getattr(torch, arguments.dtype)
     print(f"{arguments.targets[0]}, {arguments.threads} threads, {arguments.dtype}; the memory is read by torch's sum")
@@ -50,7 +58,7 @@ def main() -> None:
         k, n = map(int, shape.split("x"))
         weights = Weights(libraries, n, k, dtype, arguments.megabytes * 1_000_000)
         for rows in arguments.rows:
-            samples = measure(weights.candidates(rows, arguments.threads), arguments.seconds)
+            samples = measure(weights.candidates(rows, arguments.threads, clock), arguments.seconds)
             seconds = {name: float(np.quantile(times, arguments.quantile)) for name, times in samples.items()}
             print(describe(shape, rows, n * k, dtype.itemsize, seconds), flush=True)
 
@@ -91,32 +99,37 @@ class Weights:
         parts = weight_buffer(size * len(self.plain)).split(size)
         return [pack_linear(library, weight, out=part) for weight, part in zip(self.plain, parts, strict=True)]
 
-    def candidates(self, rows: int, threads: int) -> dict[str, Iterator[float]]:
+    def candidates(self, rows: int, threads: int, clock: Clock) -> dict[str, Iterator[float]]:
         """Endless seconds of one product each, and of reading memory."""
         x = torch.randn(rows, self.k).to(self.dtype)
         numbers = torch.ones(READ_NUMBERS * 4).split(READ_NUMBERS)
         pointwise = torch.ops.mkldnn._linear_pointwise
         candidates = {
-            **{name: own_seconds(library, self.packed[name], x, threads) for name, library in self.libraries.items()},
-            "F.linear": call_seconds([lambda w=w: functional.linear(x, w) for w in self.plain]),
-            "memory": call_seconds([part.sum for part in numbers]),
+            **{
+                name: own_seconds(library, self.packed[name], x, threads, clock)
+                for name, library in self.libraries.items()
+            },
+            "F.linear": call_seconds([lambda w=w: functional.linear(x, w) for w in self.plain], clock),
+            "memory": call_seconds([part.sum for part in numbers], clock),
         }
         if self.prepacked:
             calls = [lambda w=w: pointwise(x, w, None, "none", [], "") for w in self.prepacked]
-            candidates["prepacked"] = call_seconds(calls)
+            candidates["prepacked"] = call_seconds(calls, clock)
         return candidates
 
 
-def call_seconds(calls: list[Callable[[], object]]) -> Iterator[float]:
+def call_seconds(calls: list[Callable[[], object]], clock: Clock) -> Iterator[float]:
     """Seconds of one call after another, round and round."""
     while True:
         for call in calls:
-            start = time.perf_counter()
+            start = clock()
             call()
-            yield time.perf_counter() - start
+            yield clock() - start
 
 
-def own_seconds(library: Library, weights: list[PackedLinear], x: torch.Tensor, threads: int) -> Iterator[float]:
+def own_seconds(
+    library: Library, weights: list[PackedLinear], x: torch.Tensor, threads: int, clock: Clock
+) -> Iterator[float]:
     """Seconds of one op in a program of several, of one program after another, round and round."""
     n, k = weights[0].num_rows, weights[0].num_columns
     out = torch.empty(len(x), n, dtype=x.dtype)
@@ -140,9 +153,9 @@ def own_seconds(library: Library, weights: list[PackedLinear], x: torch.Tensor, 
     while True:
         for first in range(0, len(weights), OPS_PER_PROGRAM):
             last = min(first + OPS_PER_PROGRAM, len(weights))
-            start = time.perf_counter()
+            start = clock()
             assert program.run(first, last, symbols, buffers, threads) == 0
-            yield (time.perf_counter() - start) / (last - first)
+            yield (clock() - start) / (last - first)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ namespace transfuse {
 constexpr int64_t kTileWords = kTileRows * kTileUnits;
 
 // Weights that are used once are fetched so many tiles ahead.
-constexpr int64_t kPrefetchTiles = 2;
+constexpr int64_t kPrefetchTiles = 1;
 
 // Tile registers: sums are 0 to 3, left sides 4 and 5, right sides 6 and 7.
 template <int kBlock, bool kTwo>
