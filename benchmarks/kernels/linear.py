@@ -1,5 +1,7 @@
 """How the compiled `linear` compares with torch's, prepacked oneDNN's and the memory's speed, on weights in memory.
 
+bfloat16 weights have their exponents coded, as programs keep them; `plain` is the first target's product without that.
+
 python -m benchmarks.kernels.linear --threads 2 --dtype bfloat16 --shapes 576x3072 1024x6144 --rows 1 8 64
 python -m benchmarks.kernels.linear --targets amx_bf16 avx512_bf16 --threads 1 --own-time
 """
@@ -17,7 +19,14 @@ from torch.nn import functional
 from transfuse.config import default_cache_dir
 from transfuse.kernels.cpu.build import build
 from transfuse.kernels.cpu.library import DTYPES, NUM_SYMBOLS, OP, Library, NativeProgram
-from transfuse.kernels.cpu.packing import PackedLinear, pack_linear, packed_bytes, weight_buffer
+from transfuse.kernels.cpu.packing import (
+    ENCODINGS,
+    PackedLinear,
+    pack_linear,
+    packed_bytes,
+    weight_buffer,
+    worthwhile_exponents,
+)
 from transfuse.kernels.cpu.targets import machine_targets
 
 READ_NUMBERS = 15_000_000
@@ -88,16 +97,23 @@ class Weights:
     def __init__(self, libraries: dict[str, Library], n: int, k: int, dtype: torch.dtype, num_bytes: int) -> None:
         self.libraries, self.k, self.dtype = libraries, k, dtype
         count = max(2, num_bytes // (n * k * dtype.itemsize))
-        self.plain = [(torch.randn(n, k) * 0.02).to(dtype) for _ in range(count)]
+        self.weights = [(torch.randn(n, k) * 0.02).to(dtype) for _ in range(count)]
         self.packed = {name: self.pack(library) for name, library in libraries.items()}
+        self.first = next(iter(libraries.values()))
+        self.plain = self.pack(self.first, coded=False)
         reorder = torch.ops.mkldnn._reorder_linear_weight
-        self.prepacked = [reorder(weight, None) for weight in self.plain] if dtype is torch.bfloat16 else []
+        self.prepacked = [reorder(weight, None) for weight in self.weights] if dtype is torch.bfloat16 else []
 
-    def pack(self, library: Library) -> list[PackedLinear]:
+    def pack(self, library: Library, *, coded: bool = True) -> list[PackedLinear]:
         """All weights, in one buffer."""
-        size = packed_bytes(library, *self.plain[0].shape, self.dtype)
-        parts = weight_buffer(size * len(self.plain)).split(size)
-        return [pack_linear(library, weight, out=part) for weight, part in zip(self.plain, parts, strict=True)]
+        exponents = [worthwhile_exponents(library, weight) if coded else None for weight in self.weights]
+        plain = packed_bytes(library, *self.weights[0].shape, self.dtype)
+        sizes = [plain if found is None else found.num_bytes for found in exponents]
+        parts = weight_buffer(sum(sizes)).split(sizes)
+        return [
+            pack_linear(library, weight, exponents=found, out=part)
+            for weight, found, part in zip(self.weights, exponents, parts, strict=True)
+        ]
 
     def candidates(self, rows: int, threads: int, clock: Clock) -> dict[str, Iterator[float]]:
         """Endless seconds of one product each, and of reading memory."""
@@ -109,7 +125,8 @@ class Weights:
                 name: own_seconds(library, self.packed[name], x, threads, clock)
                 for name, library in self.libraries.items()
             },
-            "F.linear": call_seconds([lambda w=w: functional.linear(x, w) for w in self.plain], clock),
+            "plain": own_seconds(self.first, self.plain, x, threads, clock),
+            "F.linear": call_seconds([lambda w=w: functional.linear(x, w) for w in self.weights], clock),
             "memory": call_seconds([part.sum for part in numbers], clock),
         }
         if self.prepacked:
@@ -138,7 +155,8 @@ def own_seconds(
     expressions[:, 0] = numbers
     ops = np.zeros(len(weights), OP)
     ops["kind"], ops["num_tensors"] = library.kernel("linear"), 5
-    ops["ints"][:, :6], ops["floats"][:, 2] = [n, k, 0, 0, 0, DTYPES[x.dtype]], np.inf
+    encoding = ENCODINGS[weights[0].encoding]
+    ops["ints"][:, :7], ops["floats"][:, 2] = [n, k, 0, 0, 0, DTYPES[x.dtype], encoding], np.inf
     views = ops["view"]
     views["buffer"] = -1
     views["buffer"][:, 0], views["buffer"][:, 4], views["buffer"][:, 1] = 0, 1, np.arange(len(weights)) + 2

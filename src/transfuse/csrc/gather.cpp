@@ -1,10 +1,11 @@
 // Rows of a table, such as the embeddings of tokens.
 //
 // tensors: 0 table [V, H], or a packed linear weight, 1 index i64 [M], 2 out [M, H].
-// ints: 0 whether the table is packed, 1 V of a packed table, 2 H, 3 type of the table. An index outside [0, V) fails
-// the op with code 1.
+// ints: 0 whether the table is packed, 1 V of a packed table, 2 H, 3 type of the table, 4 encoding of a packed table. An
+// index outside [0, V) fails the op with code 1.
 #include "kernels.h"
 #include "packed.h"
+#include "short_bf16.h"
 #include "team.h"
 #include "vec.h"
 
@@ -17,13 +18,28 @@ void copy_row(const T* from, Out* to, int64_t n) {
   for (int64_t i = 0; i < n; i++) to[i] = from_float<Out>(to_float(from[i]));
 }
 
+// A lane of a block, of which `units` holds the first n values.
 template <class T, class Out>
-void copy_packed_row(const T* table, int64_t row, Out* to, int64_t n) {
-  constexpr int32_t kDType = sizeof(T) == 2 ? kBFloat16 : kFloat32;
-  constexpr int64_t kDepth = unit_depth(kDType);
-  const T* from = table + (row / kBlockRows * num_units(n, kDType) * kBlockRows + row % kBlockRows) * kDepth;
+void copy_lane(const uint32_t* units, int64_t lane, Out* to, int64_t n) {
+  constexpr int64_t kDepth = unit_depth(sizeof(T) == 2 ? kBFloat16 : kFloat32);
+  const T* from = reinterpret_cast<const T*>(units + lane);
   for (int64_t i = 0; i < n; i++)
     to[i] = from_float<Out>(to_float(from[i / kDepth * kBlockRows * kDepth + i % kDepth]));
+}
+
+template <class T, class Out>
+void copy_packed_row(const uint32_t* table, int64_t row, Out* to, int64_t n) {
+  const int64_t units = num_units(n, sizeof(T) == 2 ? kBFloat16 : kFloat32);
+  copy_lane<T>(table + row / kBlockRows * units * kBlockRows, row % kBlockRows, to, n);
+}
+
+template <class Out>
+void copy_short_row(const ShortBf16& table, int64_t row, Out* to, int64_t n) {
+  alignas(64) uint32_t units[kRunUnits * kBlockRows];
+  for (int64_t run = 0, first = 0; first < n; run++, first += 2 * kRunUnits) {
+    table.decode(row / kBlockRows, run, 1, units);
+    copy_lane<bf16>(units, row % kBlockRows, to + first, std::min(n - first, 2 * kRunUnits));
+  }
 }
 
 template <class T, class Out>
@@ -37,8 +53,10 @@ void gather(const Op& op, Team& team) {
     if (row < 0 || row >= num_rows) {
       team.fail(1);
       for (int64_t i = 0; i < n; i++) to[i] = from_float<Out>(0.0f);
+    } else if (op.ints[4] == kShortBf16) {
+      copy_short_row({table.data, num_blocks(num_rows, false), num_units(n, kBFloat16)}, row, to, n);
     } else if (op.ints[0] != 0) {
-      copy_packed_row(table.as<T>(), row, to, n);
+      copy_packed_row<T>(table.as<uint32_t>(), row, to, n);
     } else {
       copy_row(table.as<T>() + row * table.stride[0], to, n);
     }

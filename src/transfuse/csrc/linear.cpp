@@ -4,7 +4,8 @@
 //   5 norm weight [K] opt, 6 norm bias [K] opt, 7 addend [M, K] opt, 8 sum_out [M, K] opt, 9 normed [M, K] workspace
 //   opt. float32 or bfloat16 each, rows of any stride; `normed` has the type of the weight. `out` may be `residual`;
 //   `sum_out` overlaps no input.
-// ints: 0 N, the rows of W, 1 K, 2 activation, 3 glu layout (then Nout = N / 2), 4 norm kind, 5 type of the weight.
+// ints: 0 N, the rows of W, 1 K, 2 activation, 3 glu layout (then Nout = N / 2), 4 norm kind, 5 type of the weight,
+//   6 encoding of the weight.
 // floats: 0 eps, 1 norm offset, 2 glu limit (infinite: none), 3 glu offset.
 //
 // With glu: act(min(gate, limit)) * (clamp(up, -limit, limit) + glu offset). `sum_out` gets x + addend, rounded; the
@@ -15,6 +16,7 @@
 #include "linear_epilogue.h"
 #include "linear_prologue.h"
 #include "products.h"
+#include "short_bf16.h"
 #include "team.h"
 
 namespace transfuse {
@@ -29,6 +31,8 @@ constexpr int64_t kItemBytes = 48 << 10;
 constexpr int64_t kItemsPerThread = 8;
 // Blocks of an item where registers have room for them: fewer accumulators would wait for one another.
 constexpr int64_t kItemBlocks = 4;
+// Blocks that are decoded together, run by run.
+constexpr int64_t kCodedBlocks = 4;
 
 constexpr size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -55,6 +59,8 @@ class Linear {
         units_(num_units(k_, op.ints[5])),
         blocks_(num_blocks(op.ints[0], glu_)),
         weight_(op.tensor[1].as<uint32_t>()),
+        coded_(op.tensor[1].data, blocks_, units_),
+        is_coded_(op.ints[6] == kShortBf16),
         products_(m_),
         epilogue_(op.tensor[2], op.tensor[3], op.tensor[4], op.ints[0], op.ints[2], op.ints[3],
                   static_cast<float>(op.floats[2]), static_cast<float>(op.floats[3])) {}
@@ -90,6 +96,9 @@ class Linear {
     const int64_t share = ceil_div(ceil_div(granules, wanted), team_.num_threads) * team_.num_threads;
     groups_ = std::min(granules, share);
     granules_ = granules;
+    span_ = row_blocks_ > 1 ? 2 : max_span(m_);
+    strip_ = std::max<int64_t>(1, P::kStripBytes / (span_ * units_ * kBlockRows * 4)) * span_;
+    keeps_decoded_ = row_blocks_ > 1;
   }
 
   // Where the rows of the left side lie; computes them first where they are not x itself.
@@ -100,9 +109,10 @@ class Linear {
     const bool own = !as_it_is && (!normed || m_ * k_ <= kOwnNormValues);
     const size_t own_row_bytes = aligned(k_ * sizeof(W));
     const size_t own_bytes = own ? own_row_bytes * m_ : 0, sum_bytes = as_it_is ? 0 : aligned(k_ * 4);
-    const size_t panel_bytes = direct_ ? 0 : ceil_div(row_blocks_, panels_) * row_block_bytes();
-    char* const scratch = team_.scratch(own_bytes + sum_bytes + panel_bytes);
+    const size_t panel_bytes = direct_ ? 0 : aligned(ceil_div(row_blocks_, panels_) * row_block_bytes());
+    char* const scratch = team_.scratch(own_bytes + sum_bytes + panel_bytes + decoded_bytes());
     panel_ = scratch + own_bytes + sum_bytes;
+    decoded_ = reinterpret_cast<uint32_t*>(panel_ + panel_bytes);
     if (as_it_is) return {x.as<char>(), x.stride[0] * static_cast<int64_t>(sizeof(W))};
 
     const NormSettings norm =
@@ -126,7 +136,7 @@ class Linear {
   void multiply_direct(int64_t group) {
     constexpr int64_t kDepth = 4 / sizeof(W);
     const Left left = {rows_.data, rows_.row_bytes, k_ / kDepth, k_ % kDepth != 0};
-    multiply(left, 0, m_, group_begin(group), group_begin(group + 1), max_span(m_), false);
+    multiply(left, 0, m_, group_begin(group), group_begin(group + 1), false, true);
   }
 
   // The rows of one panel with one group of blocks: the weights of a strip of blocks serve all row blocks.
@@ -140,13 +150,11 @@ class Linear {
       filled_panel_ = panel;
     }
     const int64_t end = group_begin(group + 1);
-    const int64_t span = row_blocks_ > 1 ? 2 : max_span(m_);
-    const int64_t strip = std::max<int64_t>(1, P::kStripBytes / (span * units_ * kBlockRows * 4)) * span;
-    for (int64_t block = group_begin(group); block < end; block += strip) {
+    for (int64_t block = group_begin(group); block < end; block += strip_) {
       for (int64_t i = first; i < last; i++) {
         const int64_t rows = row_begin(i + 1) - row_begin(i);
         const Left left = products_.in_panel(panel_ + (i - first) * stride, rows, units_);
-        multiply(left, row_begin(i), rows, block, std::min(end, block + strip), span, true);
+        multiply(left, row_begin(i), rows, block, std::min(end, block + strip_), true, i == first);
       }
     }
   }
@@ -162,22 +170,46 @@ class Linear {
     return glu_ && at_once % 2 != 0 ? 2 * at_once : at_once;
   }
 
-  void multiply(const Left& left, int64_t first_row, int64_t rows, int64_t block, int64_t end, int64_t span,
-                bool panel) const {
+  // Some rows with blocks `begin` to `end`; `fresh` says that those have not been decoded for other rows before.
+  void multiply(const Left& left, int64_t first_row, int64_t rows, int64_t begin, int64_t end, bool panel,
+                bool fresh) const {
     alignas(64) float sums[P::kMaxRows * kMaxSpan * kBlockRows];
-    const int64_t stride = span * kBlockRows;
-    for (; block < end; block += span) {
-      const int64_t count = std::min(span, end - block);
+    const int64_t stride = span_ * kBlockRows;
+    const int64_t at_once = std::min<int64_t>(P::max_blocks(rows), is_coded_ && fresh ? kCodedBlocks : kMaxSpan);
+    for (int64_t block = begin; block < end; block += span_) {
+      const int64_t count = std::min(span_, end - block);
       const SumTile tile = {sums, stride, first_row, rows, block, count};
       epilogue_.prefetch(tile);
-      const int64_t parts = ceil_div(count, P::max_blocks(rows));
+      const int64_t parts = ceil_div(count, at_once);
       for (int64_t part = 0; part < parts; part++) {
-        const int64_t first = part_begin(count, parts, part), last = part_begin(count, parts, part + 1);
-        const Product product = products_.find(rows, last - first, panel);
-        product(left, weight_ + (block + first) * units_ * kBlockRows, units_, sums + first * kBlockRows, stride);
+        const int64_t first = part_begin(count, parts, part), blocks = part_begin(count, parts, part + 1) - first;
+        float* const to = sums + first * kBlockRows;
+        if (!is_coded_) {
+          const uint32_t* const weights = weight_ + (block + first) * units_ * kBlockRows;
+          products_.multiply(left, rows, panel, weights, units_, blocks, to, stride);
+          continue;
+        }
+        const DecodedRuns runs = decoded(block + first - begin);
+        if (fresh) {
+          products_.multiply(left, rows, panel, coded_, block + first, blocks, runs, to, stride);
+        } else {
+          products_.multiply(left, rows, panel, runs.data, runs.block_units, blocks, to, stride);
+        }
       }
       epilogue_(tile);
     }
+  }
+
+  // Where the decoded weights of a block of a strip are: all of them if more rows are to come, else one run, which stays
+  // in the first-level cache.
+  DecodedRuns decoded(int64_t block) const {
+    if (!keeps_decoded_) return {decoded_, kRunUnits, 0};
+    return {decoded_ + block * coded_.decoded_units() * kBlockRows, coded_.decoded_units(), kRunUnits};
+  }
+  int64_t decoded_bytes() const {
+    if (!is_coded_) return 0;
+    const int64_t kept = std::min(strip_, blocks_) * coded_.decoded_units();
+    return (keeps_decoded_ ? kept : kCodedBlocks * kRunUnits) * kBlockRows * 4;
   }
 
   static constexpr int64_t kMaxSpan = 6;
@@ -188,14 +220,19 @@ class Linear {
   const bool glu_;
   const int64_t units_, blocks_;
   const uint32_t* const weight_;
+  const ShortBf16 coded_;  // the same
+  const bool is_coded_;
   const P products_;
   const Epilogue epilogue_;
 
   bool direct_;
   int64_t row_blocks_, panels_, groups_;
   int64_t granule_, granules_;  // blocks that stay together, and how many such there are
+  int64_t span_, strip_;        // blocks whose sums wait together, and that all rows of a panel pass by
+  bool keeps_decoded_;
   Rows rows_;
   char* panel_;
+  uint32_t* decoded_;
   int64_t filled_panel_ = -1;
 };
 

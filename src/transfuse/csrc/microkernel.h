@@ -4,6 +4,7 @@
 // bits depend neither on how many rows come with it nor on which instance computes it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -25,6 +26,11 @@ struct Left {
   int64_t row_bytes;  // between rows; not of panels
   int64_t units;      // that are complete
   bool half_unit;     // whether half a unit follows
+
+  // At most `count` units from `first` on, `stride` bytes apart.
+  Left part(int64_t first, int64_t count, int64_t stride) const {
+    return {data + first * stride, row_bytes, std::min(units - first, count), half_unit && units - first < count};
+  }
 };
 
 constexpr int64_t panel_width(int64_t rows) { return (rows + 3) / 4 * 4; }
@@ -52,6 +58,7 @@ struct Arithmetic512 {
   using Weights = __m512i;
   using Value = __m512i;
   static TF_INLINE Sum zero() { return _mm512_setzero_ps(); }
+  static TF_INLINE Sum load(const float* p) { return _mm512_loadu_ps(p); }
   static TF_INLINE Weights weights(const uint32_t* p) { return _mm512_loadu_si512(p); }
   static TF_INLINE Value value(uint32_t unit) { return _mm512_set1_epi32(static_cast<int>(unit)); }
   static TF_INLINE void store(float* p, Sum sum) { _mm512_storeu_ps(p, sum); }
@@ -81,6 +88,7 @@ struct Arithmetic256 {
     __m256 half[2];
   };
   static TF_INLINE Sum zero() { return {{_mm256_setzero_ps(), _mm256_setzero_ps()}}; }
+  static TF_INLINE Sum load(const float* p) { return {{_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}}; }
   static TF_INLINE void store(float* p, const Sum& sum) {
     _mm256_storeu_ps(p, sum.half[0]);
     _mm256_storeu_ps(p + 8, sum.half[1]);
@@ -147,6 +155,7 @@ struct ArithmeticPlain {
 
   using Sum = f32x16;
   static TF_INLINE Sum zero() { return f32x16{}; }
+  static TF_INLINE Sum load(const float* p) { return transfuse::load(p); }
   static TF_INLINE void store(float* p, const Sum& sum) { transfuse::store(p, sum); }
 };
 
@@ -188,9 +197,10 @@ struct Arithmetic<float> : ArithmeticPlain {
 constexpr int64_t prefetch_units(int blocks) { return blocks > 2 ? 128 / blocks : 96; }
 
 // out[m * out_stride + 16 * b + i] = the product of row m of x with row i of block b. `w` is the first block, the
-// others follow it; what is read after them is fetched towards the end.
+// others follow it; what is read after them is fetched towards the end. `more` adds to what `out` holds: of the units
+// before these.
 template <class W, int kRows, int kBlocks, bool kPanel>
-void product(const Left& x, const uint32_t* w, int64_t block_units, float* out, int64_t out_stride) {
+void product(const Left& x, const uint32_t* w, int64_t block_units, float* out, int64_t out_stride, bool more) {
   using A = Arithmetic<W>;
   constexpr int64_t kPrefetchUnits = prefetch_units(kBlocks);
   typename A::Sum sum[kRows][kBlocks];
@@ -198,6 +208,13 @@ void product(const Left& x, const uint32_t* w, int64_t block_units, float* out, 
   for (int m = 0; m < kRows; m++) {
     TF_UNROLL
     for (int b = 0; b < kBlocks; b++) sum[m][b] = A::zero();
+  }
+  if (more) {
+    TF_UNROLL
+    for (int m = 0; m < kRows; m++) {
+      TF_UNROLL
+      for (int b = 0; b < kBlocks; b++) sum[m][b] = A::load(out + m * out_stride + b * kBlockRows);
+    }
   }
   const int64_t block_stride = block_units * kBlockRows;
   const char* row[kRows];
@@ -240,8 +257,7 @@ void product(const Left& x, const uint32_t* w, int64_t block_units, float* out, 
   }
 }
 
-using Product = void (*)(const Left&, const uint32_t*, int64_t, float*, int64_t);
-
+using Product = void (*)(const Left&, const uint32_t*, int64_t, float*, int64_t, bool);
 
 // The product of so many rows and blocks, not more than there are registers for.
 template <class W, int kRows = Arithmetic<W>::kMaxRows, int kBlocks = Arithmetic<W>::max_blocks(kRows)>

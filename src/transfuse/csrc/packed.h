@@ -12,6 +12,9 @@
 
 namespace transfuse {
 
+// How the numbers of a packed weight are kept: as they are, or as short_bf16.h says.
+enum Encoding : int32_t { kPlain = 0, kShortBf16 = 1 };
+
 enum GluLayout : int32_t { kNoGlu = 0, kGluHalves = 1, kGluSwapped = 2, kGluInterleaved = 3 };
 
 constexpr int64_t kBlockRows = 16;

@@ -5,6 +5,7 @@
 
 #include "microkernel.h"
 #include "panel.h"
+#include "short_bf16.h"
 #include "tile_product.h"
 
 namespace transfuse {
@@ -37,7 +38,25 @@ class Products : public Arithmetic<W> {
   }
   Left in_panel(const char* panel, int64_t, int64_t units) const { return {panel, 0, units, false}; }
 
-  Product find(int64_t rows, int64_t blocks, bool panel) const { return find_product<W>(rows, blocks, panel); }
+  // sums[m * stride + 16 * b + i] = the product of row m of a row block with row i of block b; those lie in memory as
+  // rows of units, `block_units` from one to the next.
+  void multiply(const Left& left, int64_t rows, bool panel, const uint32_t* weights, int64_t block_units, int64_t blocks,
+                float* sums, int64_t stride) const {
+    find_product<W>(rows, blocks, panel)(left, weights, block_units, sums, stride, false);
+  }
+
+  // The same with blocks from `first` on whose exponents are coded; leaves them decoded. Runs are decoded just before
+  // they are used, and add to the same sums one after the other.
+  void multiply(const Left& left, int64_t rows, bool panel, const ShortBf16& weights, int64_t first, int64_t blocks,
+                const DecodedRuns& decoded, float* sums, int64_t stride) const {
+    const Product product = find_product<W>(rows, blocks, panel);
+    const int64_t unit_stride = panel ? 4 * panel_width(rows) : 4;
+    for (int64_t run = 0; run < weights.runs(); run++) {
+      for (int64_t b = 0; b < blocks; b++) weights.decode(first + b, run, blocks, decoded.at(b, run));
+      const Left part = left.part(run * kRunUnits, kRunUnits, unit_stride);
+      product(part, decoded.at(0, run), decoded.block_units, sums, stride, run > 0);
+    }
+  }
 };
 
 #if defined(__AMX_BF16__)
@@ -67,11 +86,15 @@ class Products<bf16> {
     return {panel, depth_bytes(rows), units, false};
   }
 
-  Product find(int64_t rows, int64_t blocks, bool) const {
-    if (rows > kTileRows) return blocks > 1 ? tile_product<2, true> : tile_product<1, true>;
-    constexpr Product products[] = {tile_product<1, false>, tile_product<2, false>, tile_product<3, false>,
-                                    tile_product<4, false>};
-    return products[blocks - 1];
+  void multiply(const Left& left, int64_t rows, bool, const uint32_t* weights, int64_t block_units, int64_t blocks,
+                float* sums, int64_t stride) const {
+    tile_product(rows, blocks, left, PlainTiles<true>{weights, block_units}, PlainTiles<false>{weights, block_units},
+                 sums, stride);
+  }
+  void multiply(const Left& left, int64_t rows, bool, const ShortBf16& weights, int64_t first, int64_t blocks,
+                const DecodedRuns& decoded, float* sums, int64_t stride) const {
+    const ShortTiles tiles = {weights, first, blocks, decoded};
+    tile_product(rows, blocks, left, tiles, tiles, sums, stride);
   }
 
  private:

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "microkernel.h"
+#include "short_bf16.h"
 
 namespace transfuse {
 
@@ -20,37 +21,63 @@ constexpr int64_t kTileWords = kTileRows * kTileUnits;
 // Weights that are used once are fetched so many tiles ahead.
 constexpr int64_t kPrefetchTiles = 1;
 
+// Tiles of blocks as they lie in memory; `kOnce` says that nobody reads them again soon.
+template <bool kOnce>
+struct PlainTiles {
+  const uint32_t* data;
+  int64_t block_units;
+
+  TF_INLINE const uint32_t* operator()(int64_t block, int64_t depth) const {
+    const uint32_t* const tile = data + block * block_units * kBlockRows + depth * kTileWords;
+    if constexpr (kOnce) {
+      TF_UNROLL
+      for (int64_t i = 0; i < kTileRows; i++) __builtin_prefetch(tile + kPrefetchTiles * kTileWords + i * kBlockRows);
+    }
+    return tile;
+  }
+};
+
+// Tiles of `count` blocks from `first` on, whose exponents are coded.
+struct ShortTiles {
+  const ShortBf16& weights;
+  int64_t first, count;
+  DecodedRuns decoded;
+
+  TF_INLINE const uint32_t* operator()(int64_t block, int64_t depth) const {
+    uint32_t* const tile = decoded.at(block, depth);
+    weights.decode(first + block, depth, count, tile);
+    return tile;
+  }
+};
+static_assert(kRunUnits == kTileUnits);
+
 // Tile registers: sums are 0 to 3, left sides 4 and 5, right sides 6 and 7.
 template <int kBlock, bool kTwo>
 TF_INLINE void add_tile(const uint32_t* w) {
   constexpr int kRight = 6 + kBlock % 2;
-  if constexpr (!kTwo) {
-    TF_UNROLL
-    for (int64_t i = 0; i < kTileRows; i++) __builtin_prefetch(w + kPrefetchTiles * kTileWords + i * kBlockRows);
-  }
   tile_load<kRight>(w, kTileRowBytes);
   tile_multiply<kBlock, 4, kRight>();
   if constexpr (kTwo) tile_multiply<kBlock + 2, 5, kRight>();
 }
 
-// As `product` of microkernel.h; of up to sixteen rows, or of up to 32 if kTwo. The panel is tiles of rows, those of
-// one depth `x.row_bytes` before those of the next.
-template <int kBlocks, bool kTwo>
-void tile_product(const Left& x, const uint32_t* w, int64_t block_units, float* out, int64_t out_stride) {
+// out[m * out_stride + 16 * b + i] = the product of row m of x with row i of block b; of up to sixteen rows, or of up to
+// 32 if kTwo. The panel is tiles of rows, those of one depth `x.row_bytes` before those of the next.
+template <int kBlocks, bool kTwo, class Tiles>
+void tile_product(const Left& x, const Tiles tiles, float* out, int64_t out_stride) {
   static_assert(kBlocks <= (kTwo ? 2 : 4));
-  const int64_t block_stride = block_units * kBlockRows;
   tile_zero<0>();
   if constexpr (kTwo || kBlocks > 2) tile_zero<2>();
   if constexpr (kBlocks > 1) tile_zero<1>();
   if constexpr (kBlocks > 3 || (kTwo && kBlocks > 1)) tile_zero<3>();
   const char* left = x.data;
-  for (const uint32_t* const end = w + x.units * kBlockRows; w < end; w += kTileWords, left += x.row_bytes) {
+  const int64_t depths = x.units / kTileUnits;
+  for (int64_t depth = 0; depth < depths; depth++, left += x.row_bytes) {
     tile_load<4>(left, kTileRowBytes);
     if constexpr (kTwo) tile_load<5>(left + kTileRows * kTileRowBytes, kTileRowBytes);
-    add_tile<0, kTwo>(w);
-    if constexpr (kBlocks > 1) add_tile<1, kTwo>(w + block_stride);
-    if constexpr (kBlocks > 2) add_tile<2, kTwo>(w + 2 * block_stride);
-    if constexpr (kBlocks > 3) add_tile<3, kTwo>(w + 3 * block_stride);
+    add_tile<0, kTwo>(tiles(0, depth));
+    if constexpr (kBlocks > 1) add_tile<1, kTwo>(tiles(1, depth));
+    if constexpr (kBlocks > 2) add_tile<2, kTwo>(tiles(2, depth));
+    if constexpr (kBlocks > 3) add_tile<3, kTwo>(tiles(3, depth));
   }
   const int64_t stride = out_stride * 4;
   float* const lower = kTwo ? out + kTileRows * out_stride : out + 2 * kBlockRows;
@@ -58,6 +85,26 @@ void tile_product(const Left& x, const uint32_t* w, int64_t block_units, float* 
   if constexpr (kBlocks > 1) tile_store<1>(out + kBlockRows, stride);
   if constexpr (kTwo || kBlocks > 2) tile_store<2>(lower, stride);
   if constexpr (kBlocks > 3 || (kTwo && kBlocks > 1)) tile_store<3>(lower + kBlockRows, stride);
+}
+
+// The same of so many rows and blocks.
+template <class Tiles, class TilesOfMany>
+void tile_product(int64_t rows, int64_t blocks, const Left& x, const Tiles& tiles, const TilesOfMany& tiles_of_many,
+                  float* out, int64_t out_stride) {
+  if (rows > kTileRows) {
+    return blocks > 1 ? tile_product<2, true>(x, tiles_of_many, out, out_stride)
+                      : tile_product<1, true>(x, tiles_of_many, out, out_stride);
+  }
+  switch (blocks) {
+    case 1:
+      return tile_product<1, false>(x, tiles, out, out_stride);
+    case 2:
+      return tile_product<2, false>(x, tiles, out, out_stride);
+    case 3:
+      return tile_product<3, false>(x, tiles, out, out_stride);
+    default:
+      return tile_product<4, false>(x, tiles, out, out_stride);
+  }
 }
 
 // Fills a panel with `rows` rows of `bytes` bytes each, and zeros up to whole tiles of K. What tiles hold beyond `rows`

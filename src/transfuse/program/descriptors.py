@@ -8,20 +8,25 @@ import numpy as np
 import torch
 
 from transfuse.kernels.cpu.library import DTYPES, NUM_SYMBOLS, OP, Library
+from transfuse.kernels.cpu.packing import ENCODINGS, PackedLinear
 from transfuse.program.graph import View
-from transfuse.program.native import NativeOp, PackedWeight
+from transfuse.program.native import ENCODING_INT, NativeOp, PackedWeight
 from transfuse.program.sizes import ZERO, Size
 
 
 def describe(
-    ops: Sequence[NativeOp], library: Library, packed: Mapping[PackedWeight, int]
+    ops: Sequence[NativeOp],
+    library: Library,
+    buffers: Mapping[PackedWeight, int],
+    packed: Mapping[PackedWeight, PackedLinear],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Descriptors of ops, and the table of expressions that their sizes are indices into.
 
     Args:
         ops: in order.
         library: that will run them.
-        packed: number of the buffer that holds each packed weight.
+        buffers: number of the one that holds each packed weight.
+        packed: those weights; an op is told how they are encoded.
     """
     table: dict[Size, int] = {}
     rows = np.zeros(len(ops), OP)
@@ -36,8 +41,9 @@ def describe(
                 _describe(target, view, table)
         if op.weight is not None:
             target = row["view"][op.weight_index]
-            target["buffer"], target["dtype"] = packed[op.weight], DTYPES[torch.bool]
+            target["buffer"], target["dtype"] = buffers[op.weight], DTYPES[torch.bool]
             target["offset"] = table.setdefault(ZERO, len(table))
+            row["ints"][ENCODING_INT[op.kernel]] = ENCODINGS[packed[op.weight].encoding]
     expressions = np.array([size.factors for size in table], np.int64).reshape(-1, NUM_SYMBOLS)
     return rows, expressions
 

@@ -57,7 +57,7 @@ class Executable:
         native = [op for op in self._ops if isinstance(op, NativeOp)]
         self._weights = weights
         numbers = {weight: len(graph.buffers) + i for i, weight in enumerate(weights.packed)}
-        descriptors, expressions = describe(native, library, numbers)
+        descriptors, expressions = describe(native, library, numbers, weights.packed)
         self._addresses = np.zeros(len(graph.buffers) + len(numbers), np.uint64)
         self._native = NativeProgram(library, descriptors, expressions, len(self._addresses))
         self.native_ops = native

@@ -23,6 +23,10 @@ ELEMENTWISE = {
 }  # fmt: skip
 
 
+# Which integer says how the packed weight is encoded; the weight's numbers decide that, when it is packed.
+ENCODING_INT = {"linear": 6, "gather_rows": 4}
+
+
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
     """A weight [N, K] in the layout of the packed product.

@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from transfuse.kernels.cpu.library import Library
-from transfuse.kernels.cpu.packing import PackedLinear, pack_linear, packed_bytes, unpack_linear, weight_buffer
+from transfuse.kernels.cpu.packing import (
+    PackedLinear,
+    pack_linear,
+    packed_bytes,
+    unpack_linear,
+    weight_buffer,
+    worthwhile_exponents,
+)
 from transfuse.program.graph import Buffer, TorchOp, View
 from transfuse.program.native import NativeOp, PackedWeight
 from transfuse.program.views import disjoint
@@ -19,7 +26,7 @@ def weights_of(ops: Iterable[NativeOp | TorchOp]) -> list[PackedWeight]:
 
 
 class PackedWeights:
-    """Weights packed in the order in which they are used, side by side in one buffer.
+    """Weights packed in the order in which they are used, side by side in one buffer, with coded exponents where it pays.
 
     Args:
         weights: each once.
@@ -44,11 +51,15 @@ class PackedWeights:
         self._library = library
         self._released: list[PackedWeight] = []
         self.packed: dict[PackedWeight, PackedLinear] = {}
-        parts = torch.split(weight_buffer(sum(map(self._num_bytes, weights))), list(map(self._num_bytes, weights)))
-        for index, (weight, part) in enumerate(zip(weights, parts, strict=True)):
+        # How small a weight becomes is known once its numbers are; what of the buffer is never written takes no memory.
+        left = weight_buffer(sum(map(self.plain_bytes, weights)))
+        for index, weight in enumerate(weights):
             # One at a time: the matrix may have been read from a file just for this.
             matrix = self._matrix(weight.view)
-            self.packed[weight] = pack_linear(library, matrix, weight.glu, out=part)
+            exponents = worthwhile_exponents(library, matrix, weight.glu)
+            num_bytes = self.plain_bytes(weight) if exponents is None else exponents.num_bytes
+            part, left = left[:num_bytes], left[num_bytes:]
+            self.packed[weight] = pack_linear(library, matrix, weight.glu, exponents=exponents, out=part)
             # Others may be packed of the same rows, in another layout or joined with more.
             needed = (*read, *(other.view for other in weights[index + 1 :]))
             if release is not None and _is_dense(matrix) and all(disjoint(weight.view, view) for view in needed):
@@ -61,7 +72,8 @@ class PackedWeights:
             self._matrix(weight.view).copy_(unpack_linear(self._library, self.packed[weight]))
         self._released.clear()
 
-    def _num_bytes(self, weight: PackedWeight) -> int:
+    def plain_bytes(self, weight: PackedWeight) -> int:
+        """Bytes of a weight whose numbers are kept as they are."""
         rows, columns = (size.constant for size in weight.view.sizes)
         return packed_bytes(self._library, rows, columns, weight.view.dtype, weight.glu)
 
