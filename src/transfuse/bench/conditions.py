@@ -50,6 +50,7 @@ def engine_conditions(summary: Summary) -> dict[str, Condition]:
         "dtype": summary.dtype,
         "threads": summary.num_threads,
         "weight bytes": summary.weight_bytes,
+        "saved weight bytes": summary.saved_weight_bytes,
         "cache bytes": summary.cache_bytes,
         "prefix caching": summary.prefix_caching,
     }

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from transfuse.bench.roofline import Limits
 from transfuse.bench.spans import RecordedSpan, Span
 from transfuse.program.executable import Executable
 from transfuse.program.graph import View
-from transfuse.program.native import Linear, NativeOp
+from transfuse.program.native import Linear, NativeOp, PackedWeight
 from transfuse.program.sizes import StepSize
 
 
@@ -35,13 +36,19 @@ class OpCost:
     flops: int
 
 
-def op_cost(op: NativeOp, step: StepSize, inputs: Mapping[str, torch.Tensor]) -> OpCost:
+def op_cost(
+    op: NativeOp,
+    step: StepSize,
+    inputs: Mapping[str, torch.Tensor],
+    weight_bytes: Mapping[PackedWeight, int],
+) -> OpCost:
     """The cost of an op in one step.
 
     Args:
         op: of a program.
         step: its size.
         inputs: of the step; `seq_lens` says how much of the cache attention reads.
+        weight_bytes: of each packed weight, as it lies in memory.
     """
     if op.kernel == "paged_attention":
         return _attention_cost(op, inputs)
@@ -52,7 +59,7 @@ def op_cost(op: NativeOp, step: StepSize, inputs: Mapping[str, torch.Tensor]) ->
     rows, columns = op.ints[:2]
     x = op.tensors[Linear.X]
     assert x is not None and op.weight is not None
-    return OpCost(num_bytes + rows * columns * op.weight.view.dtype.itemsize, 2 * rows * columns * x.sizes[0].at(step))
+    return OpCost(num_bytes + weight_bytes[op.weight], 2 * rows * columns * x.sizes[0].at(step))
 
 
 def _attention_cost(op: NativeOp, inputs: Mapping[str, torch.Tensor]) -> OpCost:
@@ -77,6 +84,7 @@ class _Seen:
     """One run of native ops."""
 
     ops: Sequence[NativeOp]
+    weight_bytes: Mapping[PackedWeight, int]
     times: np.ndarray
     step: StepSize
     inputs: Mapping[str, torch.Tensor]
@@ -93,10 +101,16 @@ class OpTimes:
         self._offset = time.time_ns() - time.monotonic_ns()
 
     def observe(
-        self, ops: Sequence[NativeOp], times: np.ndarray, step: StepSize, inputs: Mapping[str, torch.Tensor]
+        self,
+        weight_bytes: Mapping[PackedWeight, int],
+        ops: Sequence[NativeOp],
+        times: np.ndarray,
+        step: StepSize,
+        inputs: Mapping[str, torch.Tensor],
     ) -> None:
-        """See `program.executable.OpObserver`."""
-        self._seen.append(_Seen(ops, times, step, {name: inputs[name] for name in ("seq_lens", "cu_seqlens_q")}))
+        """As `program.executable.OpObserver`, of a program whose packed weights take so many bytes."""
+        kept = {name: inputs[name] for name in ("seq_lens", "cu_seqlens_q")}
+        self._seen.append(_Seen(ops, weight_bytes, times, step, kept))
 
     @property
     def spans(self) -> list[RecordedSpan]:
@@ -152,7 +166,7 @@ class OpTimes:
 def _timed(seen: _Seen) -> Iterator[tuple[NativeOp, OpCost, int, int]]:
     """Each op with its cost, and when it began and ended."""
     for op, start, end in zip(seen.ops, seen.times[:-1].tolist(), seen.times[1:].tolist(), strict=True):
-        yield op, op_cost(op, seen.step, seen.inputs), start, end
+        yield op, op_cost(op, seen.step, seen.inputs, seen.weight_bytes), start, end
 
 
 def _label(op: NativeOp) -> str:
@@ -162,7 +176,7 @@ def _label(op: NativeOp) -> str:
 @contextmanager
 def watched(executable: Executable, times: OpTimes) -> Generator[Callable[[], Sequence[Span]], None, None]:
     """Times every op of a program while it is open, which costs a few hundredths of a microsecond each."""
-    executable.observer = times.observe
+    executable.observer = partial(times.observe, executable.weight_bytes)
     try:
         yield lambda: times.spans
     finally:

@@ -92,17 +92,19 @@ class Floor:
         head: of the layer that makes logits, which prefill computes for its last token alone.
         limits: of the machine.
         dtype: that the model is served in.
+        saved_bytes: of weights, that are not read since their exponents are coded.
     """
 
     costs: ModelCosts
     head: Cost
     limits: Limits
     dtype: str
+    saved_bytes: int = 0
 
     def decode_seconds(self, batch_size: int, context: int) -> float:
         """Of a step that brings each of `batch_size` requests a token, with `context` positions before and with it."""
         total = self.costs.total
-        num_bytes = total.weight_bytes + batch_size * self.costs.cache_bytes(context)
+        num_bytes = total.weight_bytes - self.saved_bytes + batch_size * self.costs.cache_bytes(context)
         return self._seconds(num_bytes, batch_size * (total.flops + self.costs.attention_flops(context)))
 
     def prefill_seconds(self, num_prompts: int, length: int) -> float:
@@ -110,7 +112,7 @@ class Floor:
         attention = sum(self.costs.attention_flops(context) for context in range(1, length + 1))
         rest = self.costs.total.flops - self.head.flops
         flops = num_prompts * (length * rest + self.head.flops + attention)
-        return self._seconds(self.costs.total.weight_bytes, flops)
+        return self._seconds(self.costs.total.weight_bytes - self.saved_bytes, flops)
 
     def _seconds(self, num_bytes: float, flops: float) -> float:
         return max(num_bytes / self.limits.bytes_per_s, flops / self.limits.flops_per_s[self.dtype])

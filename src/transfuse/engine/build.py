@@ -42,7 +42,8 @@ class Summary:
         reason: why this implementation.
         dtype: of weights and activations.
         num_parameters: tied ones counted once.
-        weight_bytes: bytes of the weights.
+        weight_bytes: bytes of the weights in the model's files.
+        saved_weight_bytes: by which coded exponents make them smaller in memory; so much less is read for a token.
         max_model_len: most tokens of a request.
         max_num_seqs: most requests in a step.
         cache_tokens: tokens that the cache holds; None where the model keeps a cache of its own.
@@ -63,6 +64,7 @@ class Summary:
     dtype: str
     num_parameters: int
     weight_bytes: int
+    saved_weight_bytes: int
     max_model_len: int
     max_num_seqs: int
     cache_tokens: int | None
@@ -162,6 +164,7 @@ def _assemble(config: EngineConfig, source: ModelSource, ready: ReadyModel) -> B
         dtype=facts.dtype,
         num_parameters=facts.num_parameters,
         weight_bytes=facts.weight_bytes,
+        saved_weight_bytes=0 if runner.executable is None else runner.executable.saved_weight_bytes,
         max_model_len=size.max_model_len,
         max_num_seqs=scheduler_config.max_num_seqs,
         cache_tokens=size.num_tokens if num_bytes else None,

@@ -14,7 +14,7 @@ from transfuse.kernels.cpu.library import Library, NativeProgram
 from transfuse.program.arena import lifetimes, place
 from transfuse.program.descriptors import describe
 from transfuse.program.graph import Graph, TorchOp, View
-from transfuse.program.native import NativeOp
+from transfuse.program.native import NativeOp, PackedWeight
 from transfuse.program.packed_weights import PackedWeights
 from transfuse.program.sizes import Size, StepSize
 from transfuse.program.threads import ThreadCount
@@ -80,6 +80,16 @@ class Executable:
     def restore(self) -> None:
         """Give weights that were released their numbers back."""
         self._weights.restore()
+
+    @property
+    def weight_bytes(self) -> dict[PackedWeight, int]:
+        """Bytes of each packed weight."""
+        return {weight: packed.data.nbytes for weight, packed in self._weights.packed.items()}
+
+    @property
+    def saved_weight_bytes(self) -> int:
+        """By how much coding exponents made the packed weights smaller."""
+        return sum(self._weights.plain_bytes(weight) - size for weight, size in self.weight_bytes.items())
 
     @property
     def num_torch_ops(self) -> int:

@@ -26,7 +26,7 @@ def weights_of(ops: Iterable[NativeOp | TorchOp]) -> list[PackedWeight]:
 
 
 class PackedWeights:
-    """Weights packed in the order in which they are used, side by side in one buffer, with coded exponents where it pays.
+    """Weights packed in the order in which they are used, side by side in one buffer; exponents coded where it pays.
 
     Args:
         weights: each once.

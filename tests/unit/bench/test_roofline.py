@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ def test_decode_is_bound_by_memory_or_by_arithmetic() -> None:
     # The weights are read once for all, the cache by each.
     assert floor(10, 1e9).decode_seconds(3, 5) == (100 + 3 * 2 * 5) / 10
     assert floor(1e9, 10).decode_seconds(3, 5) == 3 * (10 + 4 * 5) / 10
+
+
+def test_bytes_that_coded_exponents_save_are_not_read() -> None:
+    saving = replace(floor(10, 1e9), saved_bytes=25)
+    assert saving.decode_seconds(3, 5) == (75 + 3 * 2 * 5) / 10
+    assert saving.prefill_seconds(2, 3) == 75 / 10
 
 
 def test_prefill_needs_logits_of_the_last_token_alone() -> None:

@@ -29,6 +29,7 @@ from tests.unit.program.programs import (
 )
 from transfuse.errors import EngineError
 from transfuse.kernels.cpu.library import Library
+from transfuse.program import packed_weights
 from transfuse.program.executable import Executable
 from transfuse.program.native import NativeOp
 from transfuse.program.packed_weights import PackedWeights, weights_of
@@ -227,6 +228,32 @@ def test_freed_weights_come_back_bit_for_bit(dtype: torch.dtype, library: Librar
     joined.fill_(0.0)
     executable.restore()
     assert not joined.any(), "what was given back is left alone"
+
+
+HEAD = (randn(640, WIDTH, seed=3) / 50).to(BF16)
+
+
+def tied(i: Inputs) -> torch.Tensor:
+    """A head that is the table of embeddings too, and a gated product."""
+    x = functional.embedding(i.ids, HEAD) + i.x
+    gated = ops.linear_glu(x, HEAD, None, "silu", "halves")
+    return ops.linear(x, HEAD, None) + functional.pad(gated, (0, 320))
+
+
+def test_coded_exponents_change_no_bit(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = HEAD.clone()
+    coded, _ = _released(tied, BF16, library)
+    found = [coded.run(inputs.named(), inputs.step).clone() for inputs in all_inputs(BF16)]
+    coded.restore()
+    assert torch.equal(HEAD, before)
+    monkeypatch.setattr(packed_weights, "worthwhile_exponents", lambda *_: None)
+    plain = bound(*fused(tied, BF16), library)
+    for inputs, result in zip(all_inputs(BF16), found, strict=True):
+        assert torch.equal(plain.run(inputs.named(), inputs.step), result)
+    assert plain.saved_weight_bytes == 0
+    sizes = [list(executable.weight_bytes.values()) for executable in (plain, coded)]
+    assert coded.saved_weight_bytes == sum(sizes[0]) - sum(sizes[1])
+    assert (coded.saved_weight_bytes > 0.2 * sum(sizes[0])) == (library.target != "portable")
 
 
 SHARED = randn(2 * WIDTH, WIDTH, seed=5)

@@ -107,6 +107,24 @@ def test_the_same_bits(forward: Callable[[Inputs], torch.Tensor], library: Libra
             assert torch.equal(pages[: len(kept)], kept)
 
 
+HEAD = (const(640, WIDTH, seed=2) / 50).to(torch.bfloat16)
+
+
+def ends_in_a_head(i: Inputs) -> torch.Tensor:
+    return ops.linear(i.x.to(torch.bfloat16), HEAD, None)[i.rows]
+
+
+def test_exponents_are_coded_anew(library: Library) -> None:
+    memory = Memory(head=HEAD)
+    stored, graph, found = stored_of(ends_in_a_head, memory)
+    original = bound(graph, found, library)
+    restored = RestoredProgram(stored, library, memory.read).bind(cache(*caches(F32)))
+    assert restored.saved_weight_bytes == original.saved_weight_bytes
+    for inputs in all_inputs():
+        expected = original.run(inputs.named(), inputs.step).clone()
+        assert torch.equal(restored.run(inputs.named(), inputs.step), expected)
+
+
 def test_operations_of_torch_are_told_by_name() -> None:
     stored, _, found = stored_of(stays_with_torch, NOTHING)
     names = [op.name for op in found if isinstance(op, TorchOp)]

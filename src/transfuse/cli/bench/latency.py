@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,6 +103,7 @@ def _measure(
         trust = running.config.model.trust_remote_code
         limits = before.better(measure_limits(dtype))
         floor = model_floor(running.source, dtype, limits, trust_remote_code=trust)
+        floor = replace(floor, saved_bytes=running.summary.saved_weight_bytes)
     rows = [
         latency_row(point, found, {} if floor is None else floor.shares(point, found))
         for point, found in samples.items()

@@ -94,7 +94,8 @@ def worthwhile_exponents(library: Library, weight: torch.Tensor, glu: str | None
     if weight.dtype is not torch.bfloat16 or not _functions(library).decodes_quickly():
         return None
     exponents = choose_exponents(library, weight, glu)
-    plain = packed_bytes(library, *weight.shape, weight.dtype, glu)
+    num_rows, num_columns = weight.shape
+    plain = packed_bytes(library, num_rows, num_columns, weight.dtype, glu)
     return exponents if exponents.num_bytes <= _WORTHWHILE_SHARE * plain else None
 
 
