@@ -62,19 +62,22 @@ class GroupDecoder {
   explicit GroupDecoder(const uint8_t* exponents) {
     const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(exponents)));
     // Twice the sixteen: so the looking up ignores what is above a code.
-    table_ = _mm512_broadcast_i64x4(_mm256_slli_epi16(words, 7));
+    table_ = _mm512_maskz_broadcast_i64x4(0xff, _mm256_slli_epi16(words, 7));
   }
 
   TF_INLINE void operator()(const uint8_t* group, uint32_t* out) const {
     const __m512i first = _mm512_loadu_si512(group), second = _mm512_loadu_si512(group + 64);
     const __m512i codes = _mm512_loadu_si512(group + 128);
     put(out, first, codes);
-    put(out + kBlockRows, _mm512_rol_epi32(first, 8), _mm512_srli_epi16(codes, 4));
+    put(out + kBlockRows, rotated(first), _mm512_srli_epi16(codes, 4));
     put(out + 2 * kBlockRows, second, _mm512_srli_epi16(codes, 8));
-    put(out + 3 * kBlockRows, _mm512_rol_epi32(second, 8), _mm512_srli_epi16(codes, 12));
+    put(out + 3 * kBlockRows, rotated(second), _mm512_srli_epi16(codes, 12));
   }
 
  private:
+  // Unmasked, gcc 12 warns of its own header.
+  static TF_INLINE __m512i rotated(__m512i units) { return _mm512_maskz_rol_epi32(0xffff, units, 8); }
+
   TF_INLINE void put(uint32_t* out, __m512i units, __m512i codes) const {
     constexpr int kAndOr = 0xea;  // (a & b) | c
     const __m512i exponents = _mm512_permutexvar_epi16(codes, table_);

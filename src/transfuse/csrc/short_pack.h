@@ -31,7 +31,7 @@ class ExponentCounts {
 
  private:
   // A count that follows one of the same exponent need not wait for it.
-  static constexpr int kParts = 4;
+  static constexpr int kParts = 8;
   int64_t part_[kParts][256] = {};
 };
 
@@ -47,46 +47,67 @@ inline int64_t choose_exponents(const std::array<int64_t, 256>& counts, uint8_t*
   return rest;
 }
 
+// Of vectors as the machine has them; compilers cut longer ones into single numbers.
+#if defined(__AVX512BW__)
+constexpr int kEncoderBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kEncoderBytes = 32;
+#else
+constexpr int kEncoderBytes = 16;
+#endif
+
 class ShortEncoder {
  public:
-  explicit ShortEncoder(const uint8_t* exponents) {
-    for (int code = 0; code < kNumCodes; code++) code_[exponents[code]] = static_cast<uint8_t>(code);
-  }
+  explicit ShortEncoder(const uint8_t* exponents) { std::copy(exponents, exponents + kNumCodes, exponents_); }
 
   // Codes four rows of units, the first of them `row` in its run.
   void operator()(const uint32_t* units, int64_t row, uint8_t* group, std::vector<uint32_t>& exceptions) const {
-    uint32_t codes[kBlockRows] = {};
-    for (int r = 0; r < kGroupUnits; r++, units += kBlockRows) {
-      bool all_known = true;
-      for (int lane = 0; lane < kBlockRows; lane++) {
-        const uint32_t first = code_[exponent_of(units[lane])], second = code_[exponent_of(units[lane] >> 16)];
-        codes[lane] |= (first | second << 16) << (r * 4);
-        all_known &= first != 0 && second != 0;
-      }
-      if (!all_known) except(units, row + r, exceptions);
-    }
-    units -= kGroupUnits * kBlockRows;
-    for (int pair = 0; pair < 2; pair++, units += 2 * kBlockRows) {
-      for (int lane = 0; lane < kBlockRows; lane++) {
-        const uint32_t second = units[kBlockRows + lane] & kSignMantissa;
-        const uint32_t both = (units[lane] & kSignMantissa) | (second >> 8 | second << 24);
-        std::memcpy(group + (pair * kBlockRows + lane) * 4, &both, 4);
-      }
-    }
-    std::memcpy(group + 128, codes, sizeof codes);
+    bool known = true;
+    for (int first = 0; first < kRowBytes; first += kEncoderBytes)
+      known &= encode(reinterpret_cast<const char*>(units) + first, group + first);
+    if (!known) except(units, row, exceptions);
   }
 
  private:
+  typedef uint16_t Weights __attribute__((vector_size(kEncoderBytes)));
+  typedef uint32_t Units __attribute__((vector_size(kEncoderBytes)));
+  static constexpr int kRowBytes = 4 * kBlockRows;
+
+  // Some columns of the rows; returns whether all their exponents have codes.
+  bool encode(const char* from, uint8_t* group) const {
+    Weights codes = {}, unknown = {};
+    Units rest[kGroupUnits];
+    for (int r = 0; r < kGroupUnits; r++) {
+      Weights weights, code = {};
+      std::memcpy(&weights, from + r * kRowBytes, sizeof weights);
+      const Weights exponents = weights >> 7 & 0xff;
+      for (int c = 1; c < kNumCodes; c++)
+        code |= (Weights)(exponents == exponents_[c]) & static_cast<uint16_t>(c);
+      codes |= code << r * 4;
+      unknown |= (Weights)(code == 0) & exponents;
+      rest[r] = (Units)weights & kSignMantissa;
+    }
+    for (int pair = 0; pair < 2; pair++) {
+      const Units second = rest[pair * 2 + 1], both = rest[pair * 2] | second >> 8 | second << 24;
+      std::memcpy(group + pair * kRowBytes, &both, sizeof both);
+    }
+    std::memcpy(group + 2 * kRowBytes, &codes, sizeof codes);
+    uint64_t part[kEncoderBytes / 8], all = 0;
+    std::memcpy(part, &unknown, sizeof unknown);
+    for (const uint64_t p : part) all |= p;
+    return all == 0;
+  }
+
   void except(const uint32_t* units, int64_t row, std::vector<uint32_t>& exceptions) const {
-    for (int i = 0; i < kUnitWeights; i++) {
+    for (int i = 0; i < kGroupUnits * kUnitWeights; i++) {
       const uint32_t weight = units[i / 2] >> (i % 2 * 16) & 0xffff;
-      const int exponent = exponent_of(weight);
-      if (exponent != 0 && code_[exponent] == 0)
+      // Exponent 0 is the first.
+      if (std::find(exponents_, exponents_ + kNumCodes, exponent_of(weight)) == exponents_ + kNumCodes)
         exceptions.push_back(static_cast<uint32_t>(row * kUnitWeights + i) | weight << 16);
     }
   }
 
-  std::array<uint8_t, 256> code_ = {};
+  uint16_t exponents_[kNumCodes];
 };
 
 }  // namespace transfuse
