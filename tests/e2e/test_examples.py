@@ -17,7 +17,10 @@ from transfuse.server.settings import ServerSettings
 ALL = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 CLIENTS = [path for path in ALL if path.stem.endswith("_client")]
 EXAMPLES = [path for path in ALL if path not in CLIENTS]
-TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+TEMPLATE = (
+    "{{ (tools or []) | map(attribute='function.name') | join(', ') }}\n"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+)
 
 # A line of the output that only a working run can print.
 SHOWN = {
@@ -29,6 +32,7 @@ SHOWN = {
     "fuse_training": "the same as unfused: True",
     "decoder": "2,918,400 parameters",
     "anthropic_client": "tokens, ended by ",
+    "tools_client": 'weather({"city": "',
     "responses_client": "prompt tokens came from the cache",
 }
 

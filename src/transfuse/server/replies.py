@@ -49,6 +49,11 @@ class ReplyReader:
         self._num_tokens = 0
 
     @property
+    def in_reasoning(self) -> bool:
+        """Whether its text goes on with reasoning, as far as is known."""
+        return self._parser.in_reasoning
+
+    @property
     def has_calls(self) -> bool:
         """Whether it calls a tool."""
         return self._parser.num_calls > 0
@@ -131,13 +136,13 @@ class ReplyPlan:
             FieldError: calls of tools and the form of the answer do not go together.
         """
         params = replace(params, keep_special_tokens=sorted(self.format.shown(self.special)))
-        demand = self._whole_demand(params.structured_outputs)
+        demand = self._whole_demand(params.structured_outputs, prompt)
         if demand is None:
             return params
         grammar = self.format.grammar(prompt.text or "", demand, self.special)
         return replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
 
-    def _whole_demand(self, structure: StructuredOutputsParams | None) -> Demand | None:
+    def _whole_demand(self, structure: StructuredOutputsParams | None, prompt: ReadPrompt) -> Demand | None:
         """What is asked for, as far as `structure` does not say it already."""
         if structure is None:
             return self.demand if self.demand.tools else None
@@ -145,6 +150,8 @@ class ReplyPlan:
             return self.demand
         if not self.tools and not self.format.reads_reasoning:
             return None
+        if structure.kind == "grammar" and not self.tools and not self.reader(prompt).in_reasoning:
+            return None  # it holds for the whole reply, which begins without reasoning then
         if self.tools and not self.format.tells_calls_from_json:
             raise FieldError(
                 "tools",

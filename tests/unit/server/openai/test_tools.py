@@ -313,3 +313,36 @@ def test_parameters_have_to_be_an_object_where_calls_are_held_to_them(api: Api) 
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]
     body = {"messages": MESSAGES, "tools": tools, "tool_choice": "required"}
     assert api.refused("/v1/chat/completions", body)["param"] == "tools"
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"a": {}}}}}
+
+
+def test_the_form_of_an_answer_holds_behind_its_reasoning(api: Api) -> None:
+    thinking = {**recite(api, "qwen3-thinking", '{"a": 1}'), "tools": None, "response_format": FORM}
+    grammar = grammar_of(api, thinking)
+    assert grammar.startswith("start: thought SPACE replies") and '"a": {}' in grammar
+    # Nothing to think first: the schema alone.
+    plain = {**recite(api, "qwen3-coder", '{"a": 1}'), "tools": None, "response_format": FORM}
+    ask(api, plain)
+    structure = api.llm.core.requests[-1].params.structured_outputs
+    assert structure is not None and structure.kind == "json"
+
+
+def test_a_call_may_stand_for_an_answer_of_a_form(api: Api) -> None:
+    body = {**recite(api, "qwen3-coder"), "response_format": FORM}
+    assert "replies: calls | %json" in grammar_of(api, body)
+    assert "replies: calls | %json" not in grammar_of(api, {**body, "tool_choice": "required"})
+    refused = {**recite(api, "llama3"), "response_format": FORM}
+    assert "calls as JSON" in api.refused("/v1/chat/completions", refused)["message"]
+
+
+def test_a_grammar_holds_for_a_whole_reply(api: Api) -> None:
+    grammar = {"structured_outputs": {"grammar": 'start: "a"'}, "tools": None}
+    for name in ("hermes", "qwen3-coder"):
+        ask(api, {**recite(api, name, "a"), **grammar})
+        structure = api.llm.core.requests[-1].params.structured_outputs
+        assert structure is not None and structure.grammar == 'start: "a"'
+    for name in ("qwen3-thinking", "gpt-oss"):
+        error = api.refused("/v1/chat/completions", {**recite(api, name, "a"), **grammar})
+        assert "whole reply" in error["message"]
