@@ -9,12 +9,14 @@ from pydantic import Field, PlainValidator
 
 from transfuse.sampling_params import SamplingParams
 from transfuse.server.bodies import MAX_ID, ApiModel, NumTokens, refused
+from transfuse.server.conversation import reasoning_variables
 from transfuse.server.errors import FieldError
 from transfuse.server.generation import Service
 from transfuse.server.openai.fields import GenerationFields, NumLogprobs, TokenId
 from transfuse.server.openai.messages import LayoutFields, Messages
 from transfuse.server.openai.tools import NamedTool, ToolChoice
 from transfuse.server.replies import ReplyPlan, ToolUse, plan_replies
+from transfuse.server.settings import ServerSettings
 
 MAX_PROMPTS = 256
 MAX_CONTINUATIONS = 1024
@@ -100,6 +102,7 @@ class ChatRequest(GenerationFields, LayoutFields):
         top_logprobs: and those of this many most likely ones.
         tool_choice: whether the model may or must call tools, and which one; it may by default.
         parallel_tool_calls: whether it may make several calls at once; it may by default.
+        reasoning_effort: how much the model thinks, for templates that read it; `none` switches it off.
         add_special_tokens: let the tokenizer add its own beside those that the template writes; false by default.
     """
 
@@ -117,9 +120,7 @@ class ChatRequest(GenerationFields, LayoutFields):
     prediction: Annotated[None, refused("predicted outputs are not served; leave prediction out")] = None
     moderation: Annotated[None, refused("this server does not moderate")] = None
     web_search_options: Annotated[None, refused(_NO_SEARCH)] = None
-    reasoning_effort: Annotated[
-        None, refused("which words a template knows is its own affair; say it in chat_template_kwargs")
-    ] = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     verbosity: Annotated[None, refused("no template is told; say it in chat_template_kwargs")] = None
 
     def to_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -138,6 +139,12 @@ class ChatRequest(GenerationFields, LayoutFields):
         if self.max_completion_tokens is not None:
             own["max_tokens"] = self.max_completion_tokens
         return self.sampling_params({"max_tokens": None, **defaults}, **own)
+
+    def layout_arguments(self, settings: ServerSettings) -> dict[str, Any]:
+        """See `LayoutFields.layout_arguments`."""
+        effort = self.reasoning_effort
+        variables = reasoning_variables(False, None) if effort == "none" else reasoning_variables(None, effort)
+        return {**variables, **super().layout_arguments(settings)}
 
     def plan(self, service: Service) -> ReplyPlan:
         """How replies are read.

@@ -77,6 +77,15 @@ def test_layout_fields_reach_the_template(api: Api) -> None:
     assert text == "<s>user: hi</s>tools=1mood=good"
 
 
+def test_effort_is_told_to_the_template(api: Api) -> None:
+    api.chat(reasoning_effort="xhigh")
+    assert api.llm.rendered[-1]["reasoning_effort"] == "high"
+    api.chat(reasoning_effort="none")
+    assert api.llm.rendered[-1]["enable_thinking"] is False
+    api.chat(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "tiny"})
+    assert api.llm.rendered[-1]["reasoning_effort"] == "tiny"
+
+
 def test_the_last_message_can_go_on(api: Api) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Sure, "}]
     body = {"messages": messages, "continue_final_message": True, "max_tokens": 1}
@@ -178,7 +187,7 @@ def test_the_last_chunk_counts_the_whole(api: Api) -> None:
         ({"audio": {"voice": "a"}}, "audio"),
         ({"modalities": ["audio"]}, "modalities[0]"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"verbosity": "low"}, "verbosity"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"moderation": {}}, "moderation"),
