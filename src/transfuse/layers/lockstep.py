@@ -8,6 +8,7 @@ that module does to a token what it does whatever others it is given, it is call
 from __future__ import annotations
 
 import contextvars
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,13 +21,52 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from transformers import Cache
 
+# Registers the ops below.
+import transfuse.kernels.fused_ops  # noqa: F401
+
 # Rows that a call is padded to: as many as `MIN_ROWS` in `engine/step_inputs.py`, for the same reason.
 _MIN_TOKENS = 4
 
-_meeting: ContextVar[greenlet.greenlet | None] = ContextVar("transfuse_meeting", default=None)
+# Ops that rewritten forwards call with a weight.
+_OPS = ("linear", "linear_act", "linear_glu")
+
+_hub: ContextVar[greenlet.greenlet | None] = ContextVar("transfuse_hub", default=None)
 
 
-class Joint:
+class Meeting(ABC):
+    """Something that is called once for several requests."""
+
+    @abstractmethod
+    def fits(self, one: Sequence[Any], other: Sequence[Any]) -> bool:
+        """Whether calls with these leaves can be made one."""
+
+    @abstractmethod
+    def call(self, calls: Sequence[_Call]) -> Sequence[Any]:
+        """Results of calls that fit together."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What a forward that waits has given."""
+
+    meeting: Meeting
+    leaves: Sequence[Any]
+    spec: pytree.TreeSpec | None = None
+
+    def fits(self, other: _Call) -> bool:
+        """Whether the two can be made one."""
+        return (
+            self.meeting is other.meeting and self.spec == other.spec and self.meeting.fits(self.leaves, other.leaves)
+        )
+
+
+def _others() -> greenlet.greenlet | None:
+    """Where the others wait, or None outside of forwards that run side by side."""
+    hub = _hub.get()
+    return None if hub is None or greenlet.getcurrent() is hub else hub
+
+
+class Joint(Meeting):
     """The forward of a module that is called once for the tokens of several requests.
 
     Args:
@@ -42,16 +82,22 @@ class Joint:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """In one of several forwards, wait for the others; elsewhere, call the module's own forward."""
-        meeting = _meeting.get()
-        if meeting is None or greenlet.getcurrent() is meeting:
+        hub = _others()
+        if hub is None:
             return self.forward(*args, **kwargs)
-        leaves, spec = flat((args, kwargs))
+        # Most calls are of one tensor, and taking things apart is a good part of the time of a small module.
+        is_one = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
+        leaves, spec = (args, None) if is_one else flat((args, kwargs))
         if len(leaves) != len(self.given_dims):
             return self.forward(*args, **kwargs)
-        return meeting.switch(_Call(self, leaves, spec))
+        return hub.switch(_Call(self, leaves, spec))
 
-    def call(self, calls: Sequence[_Call]) -> list[Any]:
-        """Results of calls that fit together."""
+    def fits(self, one: Sequence[Any], other: Sequence[Any]) -> bool:
+        """See `Meeting.fits`."""
+        return all(map(_is_alike, one, other, self.given_dims))
+
+    def call(self, calls: Sequence[_Call]) -> Sequence[Any]:
+        """See `Meeting.call`."""
         counts: list[int] = []
         given: list[Any] = []
         for column, dim in zip(zip(*(call.leaves for call in calls), strict=True), self.given_dims, strict=True):
@@ -60,9 +106,13 @@ class Joint:
             else:
                 counts = [leaf.shape[dim] for leaf in column]
                 given.append(_row(column, dim))
-        args, kwargs = pytree.tree_unflatten(given, calls[0].spec)
-        leaves, spec = flat(self.forward(*args, **kwargs))
+        spec = calls[0].spec
+        args, kwargs = (given, {}) if spec is None else pytree.tree_unflatten(given, spec)
+        result = self.forward(*args, **kwargs)
         sizes = [*counts, max(0, _MIN_TOKENS - sum(counts))]
+        if isinstance(result, torch.Tensor):
+            return torch.split(result, sizes, self.result_dims[0] or 0)[: len(calls)]
+        leaves, spec = flat(result)
         columns = [
             [leaf] * len(calls) if dim is None else leaf.split(sizes, dim)
             for leaf, dim in zip(leaves, self.result_dims, strict=True)
@@ -70,21 +120,41 @@ class Joint:
         return [pytree.tree_unflatten([column[i] for column in columns], spec) for i in range(len(calls))]
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What a forward that waits gives a joint."""
+class OpJoint(Meeting):
+    """An op that multiplies rows by a matrix, called once for the rows of several requests.
 
-    joint: Joint
-    leaves: list[Any]
-    spec: pytree.TreeSpec
+    Rewritten forwards call such ops with weights, and no module that could be called for all.
 
-    def fits(self, other: _Call) -> bool:
-        """Whether the two can be made one."""
-        return (
-            self.joint is other.joint
-            and self.spec == other.spec
-            and all(map(_is_alike, self.leaves, other.leaves, self.joint.given_dims))
-        )
+    Args:
+        packet: of the op; its first arguments are rows [..., K] and a weight.
+    """
+
+    def __init__(self, packet: Callable[..., Any]) -> None:
+        self._packet = packet
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._packet, name)
+
+    def __call__(self, x: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        """In one of several forwards, wait for the others; elsewhere, call the op."""
+        hub = _others()
+        if hub is None:
+            return self._packet(x, *rest, **named)
+        return hub.switch(_Call(self, (x, *rest, *named.items())))
+
+    def fits(self, one: Sequence[Any], other: Sequence[Any]) -> bool:
+        """See `Meeting.fits`."""
+        return len(one) == len(other) and one[0].dtype == other[0].dtype and all(map(_is_same, one[1:], other[1:]))
+
+    def call(self, calls: Sequence[_Call]) -> Sequence[Any]:
+        """See `Meeting.call`."""
+        rows = [call.leaves[0].flatten(0, -2) for call in calls]
+        _, *rest = calls[0].leaves
+        args = [value for value in rest if not isinstance(value, tuple)]
+        result = self._packet(_row(rows, 0), *args, **dict(value for value in rest if isinstance(value, tuple)))
+        counts = [len(row) for row in rows]
+        parts = result.split([*counts, len(result) - sum(counts)])
+        return [part.view(*call.leaves[0].shape[:-1], -1) for part, call in zip(parts, calls, strict=False)]
 
 
 def flat(given: Any) -> tuple[list[Any], pytree.TreeSpec]:
@@ -93,9 +163,17 @@ def flat(given: Any) -> tuple[list[Any], pytree.TreeSpec]:
 
 
 def _is_alike(one: Any, other: Any, dim: int | None) -> bool:
-    if dim is not None:
-        return bool(one.dtype == other.dtype)
-    return one is other or (type(one) is type(other) and isinstance(one, int | float | str) and one == other)
+    return _is_same(one, other) if dim is None else bool(one.dtype == other.dtype)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two values are one: the same object, equal numbers or names, or tensors in the same place."""
+    if one is other:
+        return True
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        # A part of a parameter is another object each time that it is looked at.
+        return (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
+    return type(one) is type(other) and isinstance(one, int | float | str | tuple) and bool(one == other)
 
 
 def _row(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
@@ -109,7 +187,14 @@ def _row(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
 
 @contextmanager
 def joined(joints: Mapping[nn.Module, Joint]) -> Iterator[None]:
-    """Within it, the modules are called for several forwards at once where `run_in_lockstep` runs these."""
+    """Within it, the modules are called for several forwards at once where `run_in_lockstep` runs these.
+
+    The ops of rewritten forwards are too, from the first such model on: elsewhere that changes nothing.
+    """
+    for name in _OPS:
+        packet = getattr(torch.ops.transfuse, name)
+        if not isinstance(packet, OpJoint):
+            setattr(torch.ops.transfuse, name, OpJoint(packet))
     with forwards_replaced(joints):
         yield
 
@@ -136,7 +221,7 @@ def run_in_lockstep(forwards: Sequence[Callable[[], Any]]) -> list[Any]:
     Raises:
         Exception: what the first of them that failed raised; the others are ended.
     """
-    token = _meeting.set(greenlet.getcurrent())
+    token = _hub.set(greenlet.getcurrent())
     runners = [greenlet.greenlet(forward) for forward in forwards]
     for runner in runners:
         runner.gr_context = contextvars.copy_context()
@@ -146,7 +231,7 @@ def run_in_lockstep(forwards: Sequence[Callable[[], Any]]) -> list[Any]:
         for runner in runners:
             if runner:  # It has begun and not ended.
                 runner.throw(greenlet.GreenletExit)
-        _meeting.reset(token)
+        _hub.reset(token)
 
 
 def _meet(runners: Sequence[greenlet.greenlet]) -> list[Any]:
@@ -168,7 +253,7 @@ def _meet(runners: Sequence[greenlet.greenlet]) -> list[Any]:
         first = waiting[min(waiting, key=num_calls.__getitem__)]
         together = [index for index, call in waiting.items() if call is first or call.fits(first)]
         calls = [waiting.pop(index) for index in together]
-        for index, result in zip(together, first.joint.call(calls), strict=True):
+        for index, result in zip(together, first.meeting.call(calls), strict=True):
             num_calls[index] += 1
             resume(index, result)
     return results

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from transfuse.kernels.torch_ops import executions
 from transfuse.layers.joints import find_joints
 from transfuse.layers.lockstep import Joint, joined, run_in_lockstep
 
@@ -97,6 +98,23 @@ def test_elsewhere_a_module_is_called_as_it_is() -> None:
     with joined({scale: Joint(scale.forward, [1], [1])}):
         assert scale(_row(1.0)).item() == 2
     assert scale.rows == [1]
+
+
+def test_an_op_with_one_weight_is_called_once_for_all_rows() -> None:
+    weight, other, bias = torch.randn(5, 8), torch.randn(5, 8), torch.randn(5)
+    rows = [torch.randn(1, count, 8) for count in (1, 3, 2)]
+
+    def forward(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        # A view, as of a weight that is joined from several, is another object each time.
+        return torch.ops.transfuse.linear_act(x, matrix.view(5, 8), bias=bias, activation="relu")
+
+    before = executions["linear_act"]
+    with joined({}):
+        found = run_in_lockstep([partial(forward, x, w) for x, w in zip(rows, (weight, other, weight), strict=True)])
+        assert executions["linear_act"] - before == 2
+        torch.testing.assert_close(forward(rows[0], weight), found[0])
+    for x, w, result in zip(rows, (weight, other, weight), found, strict=True):
+        torch.testing.assert_close(result, torch.relu(x @ w.T + bias))
 
 
 class Block(nn.Module):
