@@ -65,7 +65,7 @@ class FusedRunner(PlainRunner):
         self._no_program = "no cache has been allocated"
         self._progress: ProgressCounter | None = None
         # A fused class has another name.
-        ForwardArguments.of(type(model), needs_positions=False)
+        ForwardArguments.of(type(model))
         if not analysis.plan.num_fusions:
             raise UnsupportedModelError(f"nothing of it can be fused{_why_nothing(analysis)}")
         with ExitStack() as restore:

@@ -224,10 +224,11 @@ class PlainRunner(ModelRunner):
         more = {"logits_to_keep": context.logit_rows} if arguments.takes_logit_rows else {}
         if arguments.takes_mask:
             more["attention_mask"] = torch.ones_like(input_ids)
+        if arguments.takes_positions:
+            more["position_ids"] = context.positions.unsqueeze(0)
         with attending_to(cache):
             output = self._model(
                 input_ids=input_ids,
-                position_ids=context.positions.unsqueeze(0),
                 use_cache=True,
                 **{arguments.cache: cache},
                 **more,

@@ -135,7 +135,7 @@ def _compare_fused(model: PreTrainedModel, reference: Sequence[_Reference], chec
 
 def _check(model: PreTrainedModel, compare: _Compare = _compare_plain) -> Verdict:
     try:
-        ForwardArguments.of(type(model), needs_positions=False)
+        ForwardArguments.of(type(model))
     except UnsupportedModelError as error:
         return Verdict(False, str(error), "signature")
     for keeps_depth in (False, True):

@@ -43,10 +43,11 @@ def run_ragged(twin: Any, recorder: Recorder, probe: LayerProbe) -> None:
         more = {"logits_to_keep": torch.arange(NUM_TOKENS)} if arguments.takes_logit_rows else {}
         if arguments.takes_mask:
             more["attention_mask"] = torch.ones_like(input_ids)
+        if arguments.takes_positions:
+            more["position_ids"] = torch.arange(NUM_TOKENS).unsqueeze(0)
         with attending_to(probe), _one_node(recorder, probe):
             twin(
                 input_ids=input_ids,
-                position_ids=torch.arange(NUM_TOKENS).unsqueeze(0),
                 use_cache=True,
                 **{arguments.cache: probe, **more},
             )

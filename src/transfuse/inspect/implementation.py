@@ -34,13 +34,12 @@ class Expected:
 NOT_SERVED = Expected("none", "not a Transformers causal language model; transfuse.fuse(module) fuses it")
 
 
-def expected_implementation(module: Any, cache_dir: Path, trace_error: str | None) -> Expected:
+def expected_implementation(module: Any, cache_dir: Path) -> Expected:
     """What a start of the engine would choose, from the verdicts that are kept.
 
     Args:
         module: a Transformers causal language model.
         cache_dir: where verdicts are kept.
-        trace_error: why its ragged forward broke off, or None.
     """
     assert isinstance(module, nn.Module)
     try:
@@ -53,8 +52,6 @@ def expected_implementation(module: Any, cache_dir: Path, trace_error: str | Non
     plain = kept_verdict(plain_verdict_path(module, cache_dir))
     if plain is not None and (fused is not None or not plain.passed):
         return Expected("plain" if plain.passed else "original", plain.reason)
-    if trace_error is not None and trace_error.startswith(UnsupportedModelError.__name__):
-        return Expected("original", f"its ragged forward breaks off: {trace_error}")
     if fused is not None:
         return Expected("unknown", f"not fused, since {fused.reason}; the first start checks whether plain is right")
     return Expected("unknown", "the first start checks whether fused is right, beside the original")

@@ -70,7 +70,7 @@ def inspect_subject(subject: Subject, cache_dir: Path, build_seconds: float = 0.
     clock.lap("record")
     expected = NOT_SERVED
     if subject.is_servable:
-        expected = expected_implementation(subject.module, cache_dir, trace.error)
+        expected = expected_implementation(subject.module, cache_dir)
     analysis = _analysis(subject, trace).without(expected.refused)
     clock.lap("analyse")
     costs = model_costs(trace, recording.row, recording.attention)

@@ -16,7 +16,7 @@ from transfuse.errors import UnsupportedModelError
 from transfuse.layers.apart import attend_alone, runs_alone
 from transfuse.layers.configs import implementation_of
 from transfuse.layers.ragged_cache import RaggedCache
-from transfuse.layers.ragged_mask import RaggedMask, ragged_mask
+from transfuse.layers.ragged_mask import ForeignMask, RaggedMask, ragged_mask
 
 ATTENTION_NAME = "transfuse_paged"
 
@@ -53,7 +53,7 @@ def paged_attention_forward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: RaggedMask | torch.Tensor | None,
+    attention_mask: RaggedMask | ForeignMask | torch.Tensor | None,
     *args: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -100,6 +100,8 @@ def paged_attention_forward(
         if softcap is not None or sinks is not None or s_aux is not None or latent_weight is not None:
             raise UnsupportedModelError(f"{name} gives more than a mask to attention that runs on one request")
         return attend_alone(query, key, value, attention_mask, scaling), None
+    if isinstance(attention_mask, ForeignMask):
+        attention_mask.refuse()
     if not isinstance(attention_mask, RaggedMask):
         given = "no mask" if attention_mask is None else "a mask of its own"
         raise UnsupportedModelError(f"{name} gives attention {given}")

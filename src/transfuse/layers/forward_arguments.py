@@ -19,33 +19,30 @@ class ForwardArguments:
         takes_logit_rows: whether it computes the logits of chosen rows only.
         takes_mask: whether it takes a mask of padding. A row has no padding, but code that is given no mask may ask
             the cache for a length to make one.
+        takes_positions: whether it takes positions, or may hand them on.
     """
 
     cache: str
     takes_logit_rows: bool
     takes_mask: bool
+    takes_positions: bool
 
     @classmethod
-    def of(cls, model_class: type[nn.Module], *, needs_positions: bool = True) -> ForwardArguments:
+    def of(cls, model_class: type[nn.Module]) -> ForwardArguments:
         """Read them off the signature.
 
         Positions may be handed on unnamed, to a part of the model that knows them. One that counts tokens by itself
-        instead asks the cache for a length, which is refused, or gives other logits than on its own.
-
-        Args:
-            model_class: of the model.
-            needs_positions: whether it is handed several requests at once, whose positions it cannot count.
+        instead asks the cache for a length, or gives other logits than on its own.
 
         Raises:
             UnsupportedModelError: the forward does not take what a ragged batch hands it.
         """
         names, hands_on = _parameters(model_class)
-        if needs_positions and "position_ids" not in names and not hands_on:
-            raise UnsupportedModelError(f"{model_class.__name__}.forward takes no position_ids")
         cache = next((name for name in ("cache", "past_key_values") if name in names), None)
         if cache is None:
             raise UnsupportedModelError(f"{model_class.__name__}.forward takes no cache")
-        return cls(cache, "logits_to_keep" in names, "attention_mask" in names)
+        takes_positions = "position_ids" in names or hands_on
+        return cls(cache, "logits_to_keep" in names, "attention_mask" in names, takes_positions)
 
 
 def _parameters(model_class: type) -> tuple[set[str], bool]:

@@ -17,7 +17,7 @@ from transfuse.cache.state_cache import StateSpec
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.cache_layout import CacheLayout
 from transfuse.layers.listed_layers import ListedLayer
-from transfuse.layers.ragged_cache import RaggedCache, RequestRows, calling_module
+from transfuse.layers.ragged_cache import RaggedCache, RequestRows, calling_module, refuse_length
 from transfuse.layers.ragged_mask import RaggedMask
 from transfuse.layers.request_states import specs_of
 
@@ -157,6 +157,14 @@ class LayerProbe(RaggedCache):
             query, pages, weight, table, starts, starts[1:], scale, mask.window or 0, softcap or 0.0
         )
         return result
+
+    def positions_of(self, numbers: torch.Tensor) -> torch.Tensor:
+        """See `RaggedCache.positions_of`: nothing came before the row."""
+        if numbers.numel() != numbers.shape[-1]:
+            refuse_length()
+        if not numbers.is_meta and not torch.equal(numbers, torch.arange(numbers.numel()).view(numbers.shape)):
+            refuse_length()
+        return numbers.clone()
 
     def requests(self) -> Sequence[RequestRows]:
         """See `RaggedCache.requests`: the row is one."""

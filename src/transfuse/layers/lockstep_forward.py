@@ -58,7 +58,7 @@ class LockstepForward:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._arguments = ForwardArguments.of(type(model), needs_positions=False)
+        self._arguments = ForwardArguments.of(type(model))
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._form = self._found_form()
         self.specs: list[LayerSpec] = [tensor.spec for tensor in self._form.tensors]

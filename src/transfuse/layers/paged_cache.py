@@ -14,7 +14,7 @@ from transfuse.cache.state_cache import StateCache
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.cache_layout import CacheLayout
 from transfuse.layers.listed_layers import ListedLayer
-from transfuse.layers.ragged_cache import RaggedCache, RequestRows
+from transfuse.layers.ragged_cache import RaggedCache, RequestRows, refuse_length
 from transfuse.layers.ragged_mask import RaggedMask
 from transfuse.layers.state_layer import StateGroup, state_groups
 from transfuse.layers.step_context import StepContext
@@ -76,6 +76,13 @@ class PagedCache(RaggedCache):
             return super().keep_derived(key, value)
         self._store_row(layer, key, value)
         return layer
+
+    def positions_of(self, numbers: torch.Tensor) -> torch.Tensor:
+        """See `RaggedCache.positions_of`; that they are the numbers was seen in the first forward."""
+        positions = self._context.positions
+        if numbers.numel() != len(positions) or numbers.shape[-1] != len(positions):
+            refuse_length()
+        return positions.view(numbers.shape).to(numbers.dtype)
 
     def requests(self) -> Sequence[RequestRows]:
         """See `RaggedCache.requests`."""

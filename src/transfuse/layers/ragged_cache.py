@@ -25,9 +25,15 @@ class Unknown:
     """A length that has no meaning on a ragged row: it may be handed on, but not computed with."""
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise UnsupportedModelError(f"{_caller()} computes with a cache length, which a ragged batch does not have")
+        refuse_length()
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    def __add__(self, other: object) -> Any:
+        self._refuse()
+
+    def __radd__(self, other: object) -> Any:
+        return self + other
+
+    __sub__ = __rsub__ = __mul__ = __rmul__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __bool__ = __int__ = __index__ = __float__ = __floordiv__ = __mod__ = __neg__ = __getitem__ = _refuse
 
     def __eq__(self, other: object) -> bool:
@@ -38,6 +44,25 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+
+
+class PastLength(Unknown):
+    """How many tokens came before the row: unlike for each request, so that only one sum with it has a meaning.
+
+    Added to the numbers of the row's tokens, it gives their positions.
+
+    Args:
+        positions: from the numbers, [..., T], of the row's tokens to their positions, alike in shape; raises
+            `UnsupportedModelError` where they are something else.
+    """
+
+    def __init__(self, positions: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._positions = positions
+
+    def __add__(self, other: object) -> Any:
+        if not isinstance(other, torch.Tensor):
+            self._refuse()
+        return self._positions(other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +85,15 @@ class RequestRows:
     def num_new(self) -> int:
         """Its tokens in the row."""
         return self.stop - self.start
+
+
+def refuse_length() -> NoReturn:
+    """Say that a model computes with a length.
+
+    Raises:
+        UnsupportedModelError: always; it names the caller.
+    """
+    raise UnsupportedModelError(f"{_caller()} computes with a cache length, which a ragged batch does not have")
 
 
 class RaggedCache(Cache, ABC):
@@ -189,9 +223,17 @@ class RaggedCache(Cache, ABC):
         """Drop the step's tensors."""
         self._layer_of_key.clear()
 
-    def get_seq_length(self, layer_idx: int = 0) -> Any:
-        """Unknown: many models ask first and use the answer only where no positions are given."""
-        return UNKNOWN
+    def get_seq_length(self, layer_idx: int = 0) -> PastLength:
+        """Of no meaning but for positions, which many models count from it if they are given none."""
+        return PastLength(self.positions_of)
+
+    @abstractmethod
+    def positions_of(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Positions of the row's tokens, of which a model has made the numbers 0, 1, … [..., T].
+
+        Raises:
+            UnsupportedModelError: these are other numbers.
+        """
 
     def get_query_offset(self, layer_idx: int = 0) -> Any:
         """Unknown: asked for by Transformers' mask functions, which hand it on to `ragged_mask`."""

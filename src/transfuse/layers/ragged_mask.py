@@ -58,7 +58,37 @@ class RaggedMask:
     __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __and__ = __or__ = __invert__ = __len__ = _refuse
 
 
-def ragged_mask(*, mask_function: Callable[..., Any], local_size: int | None = None, **_: object) -> RaggedMask:
+@dataclass(frozen=True)
+class ForeignMask:
+    """A mask that a ragged batch cannot express. Models make some that they do not use: using it raises.
+
+    Attributes:
+        pattern: name of the index function that Transformers composed.
+    """
+
+    pattern: str
+
+    def refuse(self, *_: object) -> NoReturn:
+        """Say which pattern it has.
+
+        Raises:
+            UnsupportedModelError: always.
+        """
+        raise UnsupportedModelError(
+            f"the model masks attention by {self.pattern}, which is neither causal nor a sliding window"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.refuse()
+
+    __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __and__ = __or__ = __invert__ = __len__ = refuse
+
+
+def ragged_mask(
+    *, mask_function: Callable[..., Any], local_size: int | None = None, **_: object
+) -> RaggedMask | ForeignMask:
     """The mask registered with Transformers for ragged batches.
 
     Lengths and offsets mean nothing on a ragged row and are ignored; the pattern is all that counts.
@@ -67,16 +97,14 @@ def ragged_mask(*, mask_function: Callable[..., Any], local_size: int | None = N
         mask_function: index function that Transformers composed for the layer.
         local_size: window of a sliding layer, chunk of a chunked one.
 
-    Raises:
-        UnsupportedModelError: the pattern is neither causal nor a causal sliding window.
+    Returns:
+        One that cannot be used where the pattern is neither causal nor a causal sliding window.
     """
     if _same_function(mask_function, causal_mask_function):
         return RaggedMask()
     if local_size is not None and _same_function(mask_function, sliding_window_causal_mask_function(local_size)):
         return RaggedMask(window=int(local_size))
-    raise UnsupportedModelError(
-        f"the model masks attention by {mask_function.__qualname__}, which is neither causal nor a sliding window"
-    )
+    return ForeignMask(mask_function.__qualname__)
 
 
 def _same_function(one: object, other: object) -> bool:

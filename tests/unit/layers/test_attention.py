@@ -31,6 +31,9 @@ class Recorder(RaggedCache):
     def attend_latent(self, layer: int, *rest: Any, **named: Any) -> NoReturn:
         raise AssertionError("nothing here is latent")
 
+    def positions_of(self, numbers: torch.Tensor) -> NoReturn:
+        raise AssertionError("nothing here counts")
+
     def requests(self) -> NoReturn:
         raise AssertionError("nobody runs alone here")
 

@@ -207,3 +207,13 @@ def test_layers_are_listed_where_the_first_forward_asked_for_them(kv: KVCache) -
         _ = PagedCache(kv, prompt_of_six(), BY_INDEX).layers
     cache = PagedCache(kv, prompt_of_six(), CacheLayout({0: 0, 2: 1}, (), num_listed=3))
     assert [layer.is_initialized for layer in cache.layers] == [True, False, True]
+
+
+def test_positions_are_those_of_the_step_in_the_shape_of_the_numbers(kv: KVCache) -> None:
+    context = one_more_token()
+    past = PagedCache(kv, context, BY_INDEX).get_seq_length()
+    numbers = torch.arange(len(context.positions))
+    assert torch.equal(numbers + past, context.positions)
+    assert torch.equal(numbers.int()[None] + past, context.positions.int()[None])
+    with pytest.raises(UnsupportedModelError, match="computes with a cache length"):
+        torch.arange(len(numbers) + 1) + past

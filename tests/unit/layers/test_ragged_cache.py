@@ -37,7 +37,7 @@ ANSWERED_BY_THE_PROBE = {
 class Row(RaggedCache):
     """A ragged cache as such."""
 
-    attend = attend_latent = extend = requests = store = lambda self, *args: None
+    attend = attend_latent = extend = requests = store = positions_of = lambda self, *args: None
 
 
 @pytest.mark.parametrize("name", sorted(n for n in dir(Cache) if not n.startswith("_") and n not in ANSWERED))
@@ -109,6 +109,32 @@ def test_the_caller_is_named() -> None:
 def test_unknown_lengths_cannot_be_computed_with(use: object) -> None:
     with pytest.raises((UnsupportedModelError, TypeError)):
         use(UNKNOWN)
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4)])
+def test_a_past_length_added_to_the_numbers_of_the_row_gives_positions(shape: tuple[int, ...]) -> None:
+    numbers = torch.arange(4).view(shape)
+    past = LayerProbe(num_tokens=4).get_seq_length()
+    assert torch.equal(numbers + past, numbers)
+    assert torch.equal(past + numbers, numbers)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda n: n + 1,
+        lambda n: n > 0,
+        bool,
+        torch.arange,
+        lambda n: torch.arange(4) - n,
+        lambda n: torch.arange(1, 5) + n,
+        lambda n: torch.arange(4).view(4, 1) + n,
+        lambda n: torch.arange(4).expand(2, 4) + n,
+    ],
+)
+def test_a_past_length_is_good_for_nothing_else(use: object) -> None:
+    with pytest.raises((UnsupportedModelError, TypeError)):
+        use(LayerProbe(num_tokens=4).get_seq_length())
 
 
 def _store(cache: LayerProbe, layer: int, heads: int = 2) -> tuple[torch.Tensor, torch.Tensor]:

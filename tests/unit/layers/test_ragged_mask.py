@@ -17,9 +17,9 @@ from transformers.masking_utils import (
 )
 
 from transfuse.errors import UnsupportedModelError
-from transfuse.layers.attention import ATTENTION_NAME
+from transfuse.layers.attention import ATTENTION_NAME, paged_attention_forward
 from transfuse.layers.layer_probe import LayerProbe
-from transfuse.layers.ragged_mask import RaggedMask, ragged_mask
+from transfuse.layers.ragged_mask import ForeignMask, RaggedMask, ragged_mask
 
 
 def test_causal() -> None:
@@ -42,8 +42,15 @@ def test_sliding_window() -> None:
     ],
 )
 def test_other_patterns_are_refused(function: object, local_size: int | None) -> None:
-    with pytest.raises(UnsupportedModelError, match="neither causal nor a sliding window"):
-        ragged_mask(mask_function=function, local_size=local_size)
+    mask = ragged_mask(mask_function=function, local_size=local_size)
+    uses = (mask.refuse, lambda: mask[0], lambda: mask + 1, lambda: mask.dtype, lambda: _attend(mask))
+    for use in uses:
+        with pytest.raises(UnsupportedModelError, match="neither causal nor a sliding window"):
+            use()
+
+
+def _attend(mask: object) -> None:
+    paged_attention_forward(torch.nn.Identity(), *torch.zeros(3, 1, 2, 4, 8), mask)
 
 
 def _config() -> LlamaConfig:
@@ -63,8 +70,8 @@ def test_transformers_own_functions_make_it() -> None:
     }
     assert create_causal_mask(**arguments) == RaggedMask(None)
     assert create_sliding_window_causal_mask(**arguments) == RaggedMask(5)
-    with pytest.raises(UnsupportedModelError):
-        create_causal_mask(**arguments, and_mask_function=lambda b, h, q, k: q != k)
+    foreign = create_causal_mask(**arguments, and_mask_function=lambda b, h, q, k: q != k)
+    assert isinstance(foreign, ForeignMask), "it may never be used"
 
 
 @pytest.mark.parametrize(
