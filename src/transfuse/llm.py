@@ -181,8 +181,7 @@ class LLM:
             for index, (prompt, one) in enumerate(zip(items, params, strict=True)):
                 with _naming_prompt(index, len(items)):
                     tokenised.append(self._front.prompts.tokenise(prompt))
-                    self._front.prompts.check(tokenised[-1][1], one)
-                    self._check_grammar(one)
+                    self._check(tokenised[-1][1], one)
             return self._run(tokenised, params, priorities, use_tqdm)
 
     def chat(
@@ -230,7 +229,7 @@ class LLM:
         with self._exclusive():
             text, ids = self._front.prompts.tokenise(prompt)
             params = _or_default(sampling_params)
-            self._check_grammar(params)
+            self._check(ids, params)
             answer = self._front.submit(text, ids, params, arrival_time=_now())
             try:
                 finished = False
@@ -252,7 +251,8 @@ class LLM:
         """Continue one conversation and yield the answer so far after every step; see `stream` and `chat`."""
         return self.stream(self._chat_prompt(messages, True, chat_template_kwargs), sampling_params)
 
-    def _check_grammar(self, params: SamplingParams) -> None:
+    def _check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        self._front.prompts.check(token_ids, params)
         if params.structured_outputs is not None:
             self._built.core.check_grammar(params.structured_outputs)
 
