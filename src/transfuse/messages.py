@@ -117,6 +117,8 @@ class CoreStats(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         num_steps: steps computed.
+        num_step_tokens: tokens that went through the model in them, prompts' and outputs'.
+        num_step_prompt_tokens: those of prompts among them.
         num_running: requests that hold blocks.
         num_waiting: requests that wait to be admitted.
         kv_cache_usage: share of the cache's blocks that unfinished requests hold, 0..1.
@@ -126,6 +128,8 @@ class CoreStats(msgspec.Struct, kw_only=True, frozen=True):
     """
 
     num_steps: int = 0
+    num_step_tokens: int = 0
+    num_step_prompt_tokens: int = 0
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0

@@ -45,6 +45,12 @@ class Batch:
         """Tokens to compute."""
         return sum(entry.num_tokens for entry in self.entries)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Those of them that belong to prompts."""
+        ends = ((entry, len(entry.request.prompt_token_ids)) for entry in self.entries)
+        return sum(max(0, min(entry.start + entry.num_tokens, end) - entry.start) for entry, end in ends)
+
 
 @dataclass(slots=True)
 class StepPlan:

@@ -156,6 +156,8 @@ class EngineCore:
         scheduler = self._engine.scheduler
         return CoreStats(
             num_steps=self._engine.num_steps,
+            num_step_tokens=self._engine.num_step_tokens,
+            num_step_prompt_tokens=self._engine.num_step_prompt_tokens,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting + len(self._compiling),
             kv_cache_usage=scheduler.pool.num_referenced / scheduler.pool.num_total,

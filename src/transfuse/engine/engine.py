@@ -62,6 +62,8 @@ class Engine:
         self._budget = budget
         self._clock = clock
         self.num_steps = 0  # that were computed, failed ones among them
+        self.num_step_tokens = 0  # that went through the model in steps that did not fail
+        self.num_step_prompt_tokens = 0  # those of prompts among them
 
     @property
     def has_unfinished(self) -> bool:
@@ -115,6 +117,8 @@ class Engine:
             self._scheduler.rollback(batch)
             raise
         outputs = self._commit(batch, results)
+        self.num_step_tokens += batch.num_tokens
+        self.num_step_prompt_tokens += batch.num_prompt_tokens
         self._budget.observe(batch.num_tokens, self._clock() - started)
         return outputs
 

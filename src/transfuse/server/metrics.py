@@ -128,6 +128,8 @@ class _EngineNumbers(Collector):
         yield _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits)
         yield _counter("num_preemptions", "Times a request lost its blocks.", stats.num_preemptions)
         yield _counter("engine_steps", "Steps computed.", stats.num_steps)
+        yield _counter("engine_step_tokens", "Tokens that went through the model in steps.", stats.num_step_tokens)
+        yield _counter("engine_step_prompt_tokens", "Those of prompts among them.", stats.num_step_prompt_tokens)
         yield _counter("core_restarts", "Times the process with the model was started again.", self._llm.num_restarts)
 
 

@@ -79,6 +79,9 @@ def test_numbers_count_what_was_done() -> None:
     stats = core.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
     assert stats.num_steps == len(fake.runner.batches)
+    assert stats.num_step_tokens == sum(batch.num_tokens for batch in fake.runner.batches)
+    # What a prefix was found for was not computed, and what was preempted was computed twice.
+    assert 24 - stats.prefix_cache_hits <= stats.num_step_prompt_tokens < stats.num_step_tokens
     assert stats.num_preemptions > 0
     assert stats.prefix_cache_queries == 24
     assert 0 < stats.prefix_cache_hits <= 24

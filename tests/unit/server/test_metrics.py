@@ -75,6 +75,8 @@ def test_the_engines_numbers_are_those_of_its_last_report() -> None:
     assert read(metrics)["transfuse:num_requests_running"] == 0
     llm.stats = CoreStats(
         num_steps=7,
+        num_step_tokens=50,
+        num_step_prompt_tokens=30,
         num_running=3,
         num_waiting=2,
         kv_cache_usage=0.25,
@@ -95,6 +97,8 @@ def test_the_engines_numbers_are_those_of_its_last_report() -> None:
     assert samples["transfuse:num_preemptions_total"] == 1
     assert samples["transfuse:core_restarts_total"] == 2
     assert samples["transfuse:engine_steps_total"] == 7
+    assert samples["transfuse:engine_step_tokens_total"] == 50
+    assert samples["transfuse:engine_step_prompt_tokens_total"] == 30
 
 
 def test_an_answer_is_taken_apart_in_seconds() -> None:
