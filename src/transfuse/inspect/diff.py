@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from transfuse.fusion.plan import FusionPlan, KindPlan
-from transfuse.inspect.tree import consumed_by
+from transfuse.inspect.plan_lines import consumed_by
 
 # Unified diffs show this many unchanged lines around a change; a whole forward seldom has more.
 _NUM_CONTEXT_LINES = 3

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transfuse.fusion.plan import FusionPlan, KindPlan
-from transfuse.inspect.tree import consumed_by, fusion_line, reasons
+from transfuse.inspect.plan_lines import consumed_by, fusion_line, reasons
 
 CellStatus = Literal["fused", "partial", "refused", "none"]
 

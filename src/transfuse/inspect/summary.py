@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from transfuse.fusion.plan import FusionPlan
+from transfuse.inspect.plan_lines import consumed_by
 from transfuse.inspect.report import Report
-from transfuse.inspect.tree import consumed_by
 from transfuse.inspect.units import format_bytes, format_count, format_flops
 
 # A context that people know: long enough for attention to show.

@@ -9,6 +9,7 @@ from torch import nn
 
 from transfuse.fusion.plan import Fusion, FusionPlan, KindPlan
 from transfuse.inspect.costs import Cost, ModelCosts
+from transfuse.inspect.plan_lines import consumed_by, fusion_line, reasons
 from transfuse.inspect.units import TIMES
 
 
@@ -68,32 +69,11 @@ class TreeNode:
         return [(fuser, reason) for fuser, reason in reasons(self.kind) if fuser != "trace" or reason not in told]
 
 
-def reasons(kind: KindPlan) -> Iterator[tuple[str, str]]:
-    """Each pattern that was left alone in a kind of module, with why and where, each line once."""
-    for kept in dict.fromkeys(kind.kept):
-        reason = kept.reason
-        # Most reasons name the place already.
-        if ".py:" not in reason and kind.file:
-            reason = f"{reason} ({kind.file.rsplit('/', 1)[-1]}:{kept.line or kind.line})"
-        yield kept.fuser, reason
-
-
 def module_tree(root: nn.Module, plan: FusionPlan, costs: ModelCosts) -> TreeNode:
     """The tree of a model whose forward was analysed."""
     kinds = {path: kind for kind in plan.kinds for path in kind.paths}
     first = {id(module): path for path, module in root.named_modules()}
     return _Builder(kinds, consumed_by(plan), costs, first).node("", type(root).__name__, root)
-
-
-def consumed_by(plan: FusionPlan) -> dict[str, str]:
-    """Paths of the modules that are no longer called, with the pattern that computes what they would."""
-    return {
-        f"{path}.{child}" if path else child: fusion.fuser
-        for kind in plan.kinds
-        for fusion in kind.fusions
-        for path in kind.paths
-        for child in fusion.children
-    }
 
 
 class _Builder:
@@ -166,10 +146,3 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 _MOST_RANGES = 6
-
-
-def fusion_line(fusion: Fusion) -> str:
-    """`qkv: q_proj, k_proj, v_proj → linear`; of what goes through a seam, the name alone."""
-    what = f": {', '.join(fusion.children)}" if fusion.children else ""
-    ops = f" → {', '.join(fusion.kernels)}" if fusion.kernels else ""
-    return f"{fusion.fuser}{what}{ops}"

@@ -6,9 +6,9 @@ from transformers import Qwen3MoeConfig
 
 from tests.unit.inspect.models import Fails, Shared, Stack, llama_config, report_of
 from transfuse.fusion.plan import Fusion
+from transfuse.inspect.plan_lines import fusion_line
 from transfuse.inspect.python_class import load_class_subject
 from transfuse.inspect.report import Report, inspect_subject
-from transfuse.inspect.tree import fusion_line
 
 
 def report_on(cls: type, tmp_path: Path) -> Report:
