@@ -1,4 +1,4 @@
-"""Puts the HTTP application together: probes, metrics and the routes of both APIs, behind limits, keys and the log."""
+"""Puts the HTTP application together: page, probes, metrics and the APIs' routes, behind limits, keys and the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 
 from transfuse import __version__
 from transfuse.async_llm import AsyncLLM
-from transfuse.server import anthropic, openai
+from transfuse.server import anthropic, fusion_map, openai
 from transfuse.server.admission import Admission
 from transfuse.server.auth import ApiKeyMiddleware
 from transfuse.server.context import ContextMiddleware
@@ -16,6 +16,7 @@ from transfuse.server.generation import Service
 from transfuse.server.lifecycle import Lifecycle, LifecycleMiddleware
 from transfuse.server.limits import LimitsMiddleware
 from transfuse.server.metrics import CONTENT_TYPE, Metrics
+from transfuse.server.page_files import add_page, load_page
 from transfuse.server.settings import ServerSettings
 
 
@@ -39,10 +40,13 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     service = Service(llm, settings)
     app.include_router(openai.router(service))
     app.include_router(anthropic.router(service))
+    app.include_router(fusion_map.router(service))
+    page = load_page()
+    add_page(app, page)
     # The last one added is the outermost.
     app.add_middleware(LimitsMiddleware, settings=settings)
-    app.add_middleware(LifecycleMiddleware, lifecycle=app.state.lifecycle)
-    app.add_middleware(ApiKeyMiddleware, api_keys=settings.api_keys)
+    app.add_middleware(LifecycleMiddleware, lifecycle=app.state.lifecycle, always_open=page.keys())
+    app.add_middleware(ApiKeyMiddleware, api_keys=settings.api_keys, open_paths=page.keys())
     app.add_middleware(ContextMiddleware, metrics=app.state.metrics)
     return app
 

@@ -1,9 +1,9 @@
-"""API keys: every path needs one, but for the probes; and cache salts that keep the holders of keys apart."""
+"""API keys: every path needs one, but for probes and page; and cache salts that keep the holders of keys apart."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import sha256
 from typing import Final
 
@@ -23,11 +23,13 @@ class ApiKeyMiddleware:
     Args:
         app: what is protected.
         api_keys: any of them is good; none lets everybody in.
+        open_paths: paths that need no key, beside the probes'.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], open_paths: Collection[str] = ()) -> None:
         self._app = app
         self._digests = [_digest(key.encode()) for key in api_keys]
+        self._open_paths = PUBLIC_PATHS.union(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers 401, or hands on."""
@@ -36,7 +38,7 @@ class ApiKeyMiddleware:
             return
         tenant = self._tenant(scope)
         scope.setdefault("state", {})["tenant"] = tenant
-        if not self._digests or tenant is not None or _is_public(scope):
+        if not self._digests or tenant is not None or self._is_open(scope):
             await self._app(scope, receive, send)
             return
         await refuse(
@@ -49,6 +51,11 @@ class ApiKeyMiddleware:
             code="invalid_api_key",
             headers=[(b"www-authenticate", b'Bearer realm="transfuse"')],
         )
+
+    def _is_open(self, scope: Scope) -> bool:
+        """Whether the path needs no key: to the letter, no other spelling of it counts."""
+        path = scope["path"]
+        return path in self._open_paths and scope.get("raw_path", path.encode()) == path.encode()
 
     def _tenant(self, scope: Scope) -> bytes | None:
         """The digest of the key that the request shows, if it is one of ours."""
@@ -96,9 +103,3 @@ def _credentials(scope: Scope) -> list[bytes]:
             scheme, _, credential = value.strip().partition(b" ")
             found.append(credential.strip() if scheme.lower() == b"bearer" else b"")
     return found
-
-
-def _is_public(scope: Scope) -> bool:
-    """Whether the path is a probe's to the letter: no other spelling of it counts."""
-    path = scope["path"]
-    return path in PUBLIC_PATHS and scope.get("raw_path", path.encode()) == path.encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -55,15 +56,17 @@ class LifecycleMiddleware:
     Args:
         app: what answers requests in good time.
         lifecycle: what the server is at.
+        always_open: paths that are answered in every state, beside the probes'.
     """
 
-    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle, always_open: Collection[str] = ()) -> None:
         self._app = app
+        self._always_open = PROBE_PATHS.union(always_open)
         self._lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers 503, or hands on."""
-        if scope["type"] != "http" or scope["path"] in PROBE_PATHS:
+        if scope["type"] != "http" or scope["path"] in self._always_open:
             await self._app(scope, receive, send)
             return
         self._lifecycle.num_in_flight += 1

@@ -66,7 +66,7 @@ def test_the_schema_names_all_routes_and_no_page_fetches_scripts() -> None:
     assert ask(app, "/docs").status == ask(app, "/redoc").status == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/models/", "//v1/models", "/v1"])
+@pytest.mark.parametrize("path", ["/assets", "/index.html", "/build.json", "/v1/models/", "//v1/models", "/v1"])
 def test_other_paths_are_404_and_not_redirected(path: str) -> None:
     reply = ask(make(), path)
     assert reply.status == 404

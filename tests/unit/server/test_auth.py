@@ -119,3 +119,12 @@ def test_salts_differ_where_tenant_or_salt_do() -> None:
 
 def test_half_a_surrogate_pair_is_a_salt_too() -> None:
     assert salt_for_tenant(None, "\ud800") != salt_for_tenant(None, "\ud801")
+
+
+def test_open_paths_need_no_key_to_the_letter_only() -> None:
+    inner = Inner()
+    app = ApiKeyMiddleware(inner, KEYS, open_paths={"/", "/assets/a.js"})
+    statuses = {path: asyncio.run(call(app, "GET", path)).status for path in ("/", "/assets/a.js", "/live")}
+    assert set(statuses.values()) == {200}
+    for path in ("//", "/assets/a%2ejs", "/assets/A.js", "/assets/a.js/", "/metrics"):
+        assert asyncio.run(call(app, "GET", path)).status == 401

@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transfuse.errors import TransfuseError
 from transfuse.front.front import Front
 from transfuse.front.prompts import Prompt
+from transfuse.fusion.plan import FusionPlan
 from transfuse.messages import CoreStats, ModelLimits, NewRequest, RequestUpdate, TokenizerSpec
 from transfuse.outputs import Logprob, LogprobsAtPosition, RequestOutput
 from transfuse.sampling_params import SamplingParams
@@ -126,6 +127,7 @@ class FakeLLM:
 
     state, reason, num_restarts, is_ready = "ready", "", 0, True
     stats = CoreStats()
+    fusion_plan: FusionPlan | None = None
     summary: Mapping[str, Any] = {"model": "/models/fake", "implementation": "plain", "reason": "because"}
 
     def __init__(
