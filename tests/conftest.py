@@ -23,6 +23,7 @@ if os.environ.get("CI"):
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much of the long comparisons to run."""
     parser.addoption("--num-prompts", type=int, default=4, help="prompts of the comparison on real weights")
+    parser.addoption("--screenshots", metavar="FOLDER", help="keep pictures of the page, talking to SmolLM2, here")
     parser.addoption("--long", action="store_true", help="the reliability tests at full length, some 40 minutes")
 
 

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 PROJECT = Path(__file__).parents[2]
-SOURCES = {path.name for path in (PROJECT / "src" / "transfuse" / "csrc").iterdir()}
+PACKAGE = PROJECT / "src" / "transfuse"
+SOURCES = {path.name for path in (PACKAGE / "csrc").iterdir()}
+PAGE = {f"transfuse/{path.relative_to(PACKAGE)}" for path in (PACKAGE / "server" / "page").rglob("*.*")}
 # What an engine does first; then which OpenMP libraries are mapped into the process.
 LOAD = """
 import torch
@@ -90,6 +92,7 @@ def test_a_wheel_holds_the_sources_and_its_kernels_use_torchs_threads(
     wheel = build_wheel()
     assert wheel.name.endswith("-py3-none-any.whl")
     assert {f"transfuse/csrc/{name}" for name in SOURCES} <= names_in(wheel)
+    assert "transfuse/server/page/index.html" in PAGE and names_in(wheel) >= PAGE
     loaded, path, mapped = load_installed(wheel, compiled_kernels.parent)
     assert loaded.endswith(" compiled") and Path(path).parent == compiled_kernels
     assert mapped.split() == [str(next(Path(torch.__file__).parent.glob("lib/lib*omp*")))]
