@@ -38,6 +38,8 @@ export default defineConfig({
     emptyOutDir: true,
     target: "es2022",
     modulePreload: false,
+    // Of what is part of the built files.
+    license: { fileName: "licenses.md" },
     // Inlined files would be data: addresses, which the page's policy forbids.
     assetsInlineLimit: 0,
   },
