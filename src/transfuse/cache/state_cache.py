@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
 import torch
-
-StateKind = Literal["conv", "recurrent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +15,15 @@ class StateSpec:
     Attributes:
         layer: as the model numbers it when it calls.
         index: among the layer's states of this kind.
-        kind: `conv`, the last inputs of a convolution; `recurrent`, what a recurrence has come to.
+        kind: what a layer of Transformers' cache calls them: `conv_states`, the last inputs of convolutions;
+            `recurrent_states`, what recurrences have come to; or something else.
         shape: of one request.
         dtype: of the state, which need not be the weights'.
     """
 
     layer: int
     index: int
-    kind: StateKind
+    kind: str
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -57,6 +54,10 @@ class StateCache:
     def num_bytes(self) -> int:
         """Bytes of all rows."""
         return self.num_rows * row_bytes(self.specs)
+
+    def rows(self, row: int) -> list[torch.Tensor]:
+        """Views [1, *shape] of one request's states, in the order of `specs`."""
+        return [tensor[row : row + 1] for tensor in self.tensors.values()]
 
     def zero_rows(self, rows: Sequence[int]) -> None:
         """Clear rows that were just handed out, so that nothing of an earlier request, NaN included, is read."""

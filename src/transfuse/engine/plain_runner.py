@@ -64,6 +64,9 @@ class PlainRunner(ModelRunner):
             self._start_ragged()
         except UnsupportedModelError as error:
             self._start_lockstep(error)
+        except Exception as error:
+            # What stands for the cache is not what the model's code takes it for.
+            self._start_lockstep(UnsupportedModelError(f"its forward over a ragged row fails: {where(error)}"))
         self.groups = group_layers(self.specs)
         self.bytes_per_state = row_bytes(self.state_specs)
 
@@ -90,7 +93,7 @@ class PlainRunner(ModelRunner):
                 raise UnsupportedModelError(
                     f"{refusal}; and request by request its forward fails: {where(error)}"
                 ) from error
-            self.specs = self.lockstep.specs
+            self.specs, self.state_specs = self.lockstep.specs, self.lockstep.state_specs
             self._restore = restore.pop_all()
 
     def _probed(self, restore: ExitStack) -> tuple[list[LayerSpec], list[StateSpec], CacheLayout]:
@@ -119,7 +122,10 @@ class PlainRunner(ModelRunner):
     def remarks(self) -> list[str]:
         """What to say of how the model is run: what does not run on the whole row, and why."""
         if self.lockstep is not None:
-            return [f"requests run side by side, each in a forward of its own, since {self._no_row}"]
+            found = [f"requests run side by side, each in a forward of its own, since {self._no_row}"]
+            return [*found, "prefixes are not shared, since a state is kept of each text"][
+                : 2 if self.state_specs else 1
+            ]
         found = [f"{layer.__name__} runs on one request after the other: {why}" for layer, why in self.apart.items()]
         if self._state_layers:
             names = ", ".join(dict.fromkeys(layer.name for layer in self._state_layers))
@@ -214,7 +220,7 @@ class PlainRunner(ModelRunner):
         """Logits [rows, V] of `context.logit_rows`; the cache is written."""
         assert self._kv is not None, "allocate() comes first"
         if self.lockstep is not None:
-            return self.lockstep.logits(self._kv, context)
+            return self.lockstep.logits(self._kv, self._states, context)
         return self._forward(PagedCache(self._kv, context, self._layout, self._states), context)
 
     def _forward(self, cache: RaggedCache, context: StepContext) -> torch.Tensor:

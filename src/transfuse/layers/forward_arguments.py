@@ -38,7 +38,7 @@ class ForwardArguments:
             UnsupportedModelError: the forward does not take what a ragged batch hands it.
         """
         names, hands_on = _parameters(model_class)
-        cache = next((name for name in ("cache", "past_key_values") if name in names), None)
+        cache = next((name for name in ("cache", "past_key_values", "state") if name in names), None)
         if cache is None:
             raise UnsupportedModelError(f"{model_class.__name__}.forward takes no cache")
         takes_positions = "position_ids" in names or hands_on

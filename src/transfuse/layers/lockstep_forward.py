@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from transfuse.cache.groups import LayerSpec
 from transfuse.cache.kv_cache import KVCache
+from transfuse.cache.state_cache import StateCache, StateSpec
 from transfuse.layers.forward_arguments import ForwardArguments
 from transfuse.layers.joints import find_joints
 from transfuse.layers.lockstep import joined, run_in_lockstep
@@ -22,6 +23,9 @@ from transfuse.layers.step_context import StepContext
 
 # Rows that show what counts tokens: unlike each other, and any size of a model that is a power of two.
 _SHORT, _LONG = 7, 11
+# Of the logits' deviation: what those of a text in two parts may differ by, at most; in low precision, on the whole.
+_TOLERANCE = 1e-3
+_TOLERANCE_LOW_PRECISION = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +46,16 @@ class _Request:
 class LockstepForward:
     """Runs each request through the model's own forward, over the cache that Transformers makes for it.
 
-    What that cache keeps for a token lies in pages between steps. So it is right for whatever a model computes from
-    lengths, positions or masks; all that is assumed is that its cache has an entry for each token.
+    What that cache keeps for a token lies in pages between steps, and what it keeps of a text, however long, in rows of
+    the state cache. So it is right for whatever a model computes from lengths, positions or masks; all that is assumed is
+    that what a cache keeps is one of the two.
 
     Args:
         model: in eval mode. Until `close`, modules that treat tokens alike are called for all requests at once.
 
     Attributes:
         specs: what is kept for each token, by cache layer.
+        state_specs: what is kept of each text.
         joints: modules that are called for all requests at once.
 
     Raises:
@@ -60,7 +66,10 @@ class LockstepForward:
         self._model = model
         self._arguments = ForwardArguments.of(type(model))
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._makes_own_cache = False
+        self._continues_texts = True
         self._form = self._found_form()
+        self.state_specs: list[StateSpec] = list(self._form.states)
         self.specs: list[LayerSpec] = [tensor.spec for tensor in self._form.tensors]
         with ExitStack() as restore, torch.inference_mode():
             self.joints = find_joints(model, self._probe, _SHORT, _LONG)
@@ -78,55 +87,76 @@ class LockstepForward:
 
     @torch.inference_mode()
     def _found_form(self) -> OwnCacheForm:
-        short, long = self._probe(_SHORT), self._probe(_LONG)
-        snapshots = Snapshot.of(short, _SHORT), Snapshot.of(long, _LONG)
-        form = OwnCacheForm.of(*snapshots, self._model.dtype)
+        try:
+            short = self._probe(_SHORT)
+        except Exception:
+            # A model may take a cache of a class of its own only, which it makes where it is given none.
+            self._makes_own_cache = True
+            short = self._probe(_SHORT)
+        (whole, long), single = self._call(None, torch.arange(_LONG), 0, list(range(_LONG))), self._probe(1)
+        snapshots = [Snapshot.of(cache, count) for cache, count in ((short, _SHORT), (long, _LONG), (single, 1))]
+        one, other, least = snapshots
+        form = OwnCacheForm.of(one, other, self._model.dtype, least)
         # The same in two steps.
-        self._call(short, torch.arange(_SHORT, _LONG), _SHORT, list(range(_LONG - _SHORT)))
+        logits, _ = self._call(short, torch.arange(_SHORT, _LONG), _SHORT, list(range(_LONG - _SHORT)))
+        self._continues_texts = not form.states or _is_close(logits, whole[_SHORT:])
         form.tensors_of(short, _LONG)
-        OwnCacheForm.of(snapshots[0], Snapshot.of(short, _LONG), self._model.dtype)
+        form.states_of(short)
+        OwnCacheForm.of(one, Snapshot.of(short, _LONG), self._model.dtype, least)
         return form
 
-    def _probe(self, num_tokens: int) -> Cache:
-        cache = new_cache(self._model)
-        self._call(cache, torch.arange(num_tokens), 0, list(range(num_tokens)))
-        return cache
+    def _probe(self, num_tokens: int) -> Any:
+        return self._call(None, torch.arange(num_tokens), 0, list(range(num_tokens)))[1]
 
-    def _call(self, cache: Cache, input_ids: torch.Tensor, past: int, rows: list[int]) -> torch.Tensor:
-        """Logits [rows, V] of one request's new tokens; the cache takes them."""
+    def _call(self, cache: Any, input_ids: torch.Tensor, past: int, rows: list[int]) -> tuple[torch.Tensor, Any]:
+        """Logits [rows, V] of one request's new tokens, and the cache, which has taken them; None for an empty one."""
         arguments, num_new = self._arguments, len(input_ids)
-        more: dict[str, Any] = {arguments.cache: cache}
+        if cache is None and not self._makes_own_cache:
+            cache = new_cache(self._model)
+        more: dict[str, Any] = {} if cache is None else {arguments.cache: cache}
         if self._takes_positions:
             more["position_ids"] = torch.arange(past, past + num_new).unsqueeze(0)
         if arguments.takes_mask:
             more["attention_mask"] = torch.ones(1, past + num_new, dtype=torch.int64)
         if arguments.takes_logit_rows:
             more["logits_to_keep"] = torch.tensor(rows)
-        logits: torch.Tensor = self._model(input_ids=input_ids.unsqueeze(0), use_cache=True, **more).logits[0]
-        return logits if arguments.takes_logit_rows else logits[rows]
+        output = self._model(input_ids=input_ids.unsqueeze(0), use_cache=True, **more)
+        logits: torch.Tensor = output.logits[0]
+        return logits if arguments.takes_logit_rows else logits[rows], output[
+            arguments.cache
+        ] if cache is None else cache
 
-    def logits(self, kv_cache: KVCache, context: StepContext) -> torch.Tensor:
-        """Logits [rows, V] of `context.logit_rows`; the pages are written."""
+    def logits(self, kv_cache: KVCache, states: StateCache | None, context: StepContext) -> torch.Tensor:
+        """Logits [rows, V] of `context.logit_rows`; pages and states are written."""
         requests = _requests(context)
         found: dict[int, torch.Tensor] = {}
         for together in _waves(requests, kv_cache, context):
-            parts = run_in_lockstep([partial(self._run, request, kv_cache, context) for request in together])
+            parts = run_in_lockstep([partial(self._run, request, kv_cache, states, context) for request in together])
             for request, part in zip(together, parts, strict=True):
                 found |= {request.start + row: logits for row, logits in zip(request.rows, part, strict=True)}
         return torch.stack([found[row] for row in context.logit_rows.tolist()])
 
-    def _run(self, request: _Request, kv_cache: KVCache, context: StepContext) -> torch.Tensor:
-        pages = _Pages(kv_cache, context, request)
-        cache = new_cache(self._model)
+    def _run(
+        self, request: _Request, kv_cache: KVCache, states: StateCache | None, context: StepContext
+    ) -> torch.Tensor:
+        pages, form = _Pages(kv_cache, context, request), self._form
+        rows = [] if states is None else states.rows(context.state_index[request.index])
+        cache = None
         if request.past:
-            tensors = self._form.tensors
-            self._form.fill(cache, request.past, [kept.of_rows(pages.read(i)) for i, kept in enumerate(tensors)])
-        logits = self._call(cache, context.input_ids[request.start : request.stop], request.past, request.rows)
+            tokens = [kept.of_rows(pages.read(i)) for i, kept in enumerate(form.tensors)]
+            cache = form.filled(request.past, tokens, rows)
+        input_ids = context.input_ids[request.start : request.stop]
+        if cache is None or self._continues_texts:
+            logits, cache = self._call(cache, input_ids, request.past, request.rows)
+        else:
+            singly = [self._call(cache, one, request.past + i, [0])[0] for i, one in enumerate(input_ids.split(1))]
+            logits = torch.cat(singly)[request.rows]
         total = request.past + request.num_new
-        for index, (kept, tensor) in enumerate(
-            zip(self._form.tensors, self._form.tensors_of(cache, total), strict=True)
-        ):
+        for index, (kept, tensor) in enumerate(zip(form.tensors, form.tensors_of(cache, total), strict=True)):
             pages.write(index, kept.rows_of(tensor, request.past))
+        for row, state in zip(rows, form.states_of(cache), strict=True):
+            if state.data_ptr() != row.data_ptr():
+                row.copy_(state)
         return logits
 
 
@@ -165,7 +195,7 @@ def _requests(context: StepContext) -> list[_Request]:
 
 def _waves(requests: Sequence[_Request], kv_cache: KVCache, context: StepContext) -> list[list[_Request]]:
     """Requests in the order in which they can run: one that shares blocks that another fills in this step is later."""
-    if all(request.past == 0 for request in requests):
+    if not context.block_table or all(request.past == 0 for request in requests):
         return [list(requests)]
     block_size = kv_cache.keys[0].shape[2]
     table, slots = context.block_table[0], context.slot_mapping[0]
@@ -178,3 +208,11 @@ def _waves(requests: Sequence[_Request], kv_cache: KVCache, context: StepContext
         waves.append(ready)
         left = [r for r in left if r not in ready]
     return waves
+
+
+def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether logits differ by rounding only."""
+    difference, scale = (found.double() - expected.double()).abs(), expected.double().std()
+    if expected.dtype in (torch.float32, torch.float64):
+        return bool(difference.max() <= _TOLERANCE * scale)
+    return bool(difference.mean() <= _TOLERANCE_LOW_PRECISION * scale)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
-from transfuse.cache.state_cache import StateCache, StateKind, StateSpec
+from transfuse.cache.state_cache import StateCache, StateSpec
 from transfuse.errors import UnsupportedModelError
 
 # What models call to read and write states; everything else is refused by name.
@@ -91,7 +91,7 @@ class RequestStates:
         layer = LinearAttentionLayer(1 + max(spec.index for spec in tensors))
         for spec, tensor in tensors.items():
             _states(layer, spec.kind)[spec.index] = tensor[self._rows]
-            if spec.kind == "conv":
+            if spec.kind == "conv_states":
                 layer.is_conv_states_initialized[spec.index] = True
                 layer.conv_kernel_size[spec.index] = spec.shape[-1]
                 # As in Transformers, it is the convolution that says whether something came before.
@@ -109,18 +109,17 @@ class RequestStates:
 def specs_of(cache: Cache) -> list[StateSpec]:
     """What the layers of a Transformers cache keep after the first forward of one request, beside keys and values."""
     found: list[StateSpec] = []
-    kinds: tuple[StateKind, ...] = ("conv", "recurrent")
     for layer_idx, layer in enumerate(cache.layers):
         if isinstance(layer, LinearAttentionCacheLayerMixin):
-            for kind in kinds:
+            for kind in ("conv_states", "recurrent_states"):
                 for index, state in _states(layer, kind).items():
                     if state is not None:
                         found.append(StateSpec(layer_idx, index, kind, tuple(state.shape[1:]), state.dtype))
     return found
 
 
-def _states(layer: LinearAttentionCacheLayerMixin, kind: StateKind) -> dict[int, Any]:
-    states: dict[int, Any] = layer.conv_states if kind == "conv" else layer.recurrent_states
+def _states(layer: LinearAttentionCacheLayerMixin, kind: str) -> dict[int, Any]:
+    states: dict[int, Any] = getattr(layer, kind)
     return states
 
 

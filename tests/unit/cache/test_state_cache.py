@@ -7,9 +7,9 @@ import torch
 from transfuse.cache.state_cache import StateCache, StateSpec, row_bytes
 
 SPECS = (
-    StateSpec(0, 0, "conv", (6, 4), torch.bfloat16),
-    StateSpec(0, 0, "recurrent", (2, 3, 5), torch.float32),
-    StateSpec(2, 1, "conv", (8, 3), torch.float32),
+    StateSpec(0, 0, "conv_states", (6, 4), torch.bfloat16),
+    StateSpec(0, 0, "recurrent_states", (2, 3, 5), torch.float32),
+    StateSpec(2, 1, "conv_states", (8, 3), torch.float32),
 )
 
 

@@ -17,10 +17,10 @@ from transfuse.layers.state_layer import StateGroup, StateLayer, keeping_states,
 
 WIDTH = 3
 SPECS = [
-    StateSpec(0, 0, "conv", (WIDTH, 2), torch.float32),
-    StateSpec(0, 0, "recurrent", (WIDTH,), torch.float32),
-    StateSpec(1, 0, "conv", (WIDTH, 2), torch.float32),
-    StateSpec(1, 0, "recurrent", (WIDTH,), torch.float32),
+    StateSpec(0, 0, "conv_states", (WIDTH, 2), torch.float32),
+    StateSpec(0, 0, "recurrent_states", (WIDTH,), torch.float32),
+    StateSpec(1, 0, "conv_states", (WIDTH, 2), torch.float32),
+    StateSpec(1, 0, "recurrent_states", (WIDTH,), torch.float32),
 ]
 
 
