@@ -32,7 +32,13 @@ CASES = [*((name, "fused") for name in TYPES), *((name, "plain") for name in TYP
 # Recurrent layers: short convolutions, the gated delta rule, Mamba-2 alone, Mamba, both kinds in one layer, and a
 # convolution before attention.
 STATE_TYPES = ["lfm2", "qwen3_next", "mamba2", "jamba", "falcon_h1", "zaya"]
-STATE_CASES = [*((name, "fused") for name in STATE_TYPES), *((name, "plain") for name in STATE_TYPES[::3])]
+# The same, whose requests run side by side.
+STATE_SIDE_BY_SIDE = [("inkling_text", "fused"), ("rwkv", "plain")]
+STATE_CASES = [
+    *((name, "fused") for name in STATE_TYPES),
+    *((name, "plain") for name in STATE_TYPES[::3]),
+    *STATE_SIDE_BY_SIDE,
+]
 NUM_TOKENS = 24
 
 
@@ -61,7 +67,7 @@ def test_recurrent_layers_give_generates_tokens(
     expected = generated(folder, prompts, NUM_TOKENS)
     # Nothing is found in the prefix cache, and without blocks nobody has to give way.
     scenarios = [scenario for scenario in SCENARIOS if not scenario.warm]
-    if name != "mamba2":
+    if name not in ("mamba2", "rwkv"):
         scenarios.append(tiny_cache(folder, longest=200 + NUM_TOKENS))
     for scenario in scenarios:
         check(folder, scenario, prompts, expected, model_impl=implementation, cache_dir=verdicts)

@@ -65,8 +65,11 @@ class PlainRunner(ModelRunner):
         except UnsupportedModelError as error:
             self._start_lockstep(error)
         except Exception as error:
-            # What stands for the cache is not what the model's code takes it for.
-            self._start_lockstep(UnsupportedModelError(f"its forward over a ragged row fails: {where(error)}"))
+            # What stands for the cache may not be what the model's code takes it for.
+            try:
+                self._start_lockstep(UnsupportedModelError(f"its forward over a ragged row fails: {where(error)}"))
+            except UnsupportedModelError:
+                raise error from None
         self.groups = group_layers(self.specs)
         self.bytes_per_state = row_bytes(self.state_specs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -60,6 +61,9 @@ def trace_model(model: nn.Module, probe: LayerProbe | None = None) -> ModelTrace
     ragged = record(twin, lambda recorder: run_ragged(twin, recorder, probed))
     if ragged.error is None or probe is not None:
         return ragged
-    twin = meta_twin(model)
-    alone = record(twin, lambda recorder: run_alone(twin, recorder))
-    return alone if alone.error is None or len(alone.traces) > len(ragged.traces) else ragged
+    for makes_own_cache in (False, True):
+        twin = meta_twin(model)
+        alone = record(twin, partial(run_alone, twin, makes_own_cache=makes_own_cache))
+        if alone.error is None:
+            return alone
+    return alone if len(alone.traces) > len(ragged.traces) else ragged

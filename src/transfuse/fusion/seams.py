@@ -53,8 +53,14 @@ def run_ragged(twin: Any, recorder: Recorder, probe: LayerProbe) -> None:
             )
 
 
-def run_alone(twin: Any, recorder: Recorder) -> None:
-    """A forward as Transformers runs it, with its own masks and cache: for models that the engine does not serve so."""
+def run_alone(twin: Any, recorder: Recorder, *, makes_own_cache: bool = False) -> None:
+    """A forward as Transformers runs it, with its own masks and cache: for models that the engine does not serve so.
+
+    Args:
+        twin: a model on `meta`.
+        recorder: records it.
+        makes_own_cache: whether it is left to the model to make a cache.
+    """
     names = set(inspect.signature(twin.forward).parameters)
     with torch.device("meta"), _attention_of(twin, recorder, _attention, eager_mask), fused_experts_of(twin):
         given: dict[str, Any] = {"input_ids": torch.zeros(1, NUM_TOKENS, dtype=torch.int64)}
@@ -63,7 +69,7 @@ def run_alone(twin: Any, recorder: Recorder) -> None:
         cache = DynamicCache(config=twin.config.get_text_config(decoder=True))
         name = next((name for name in ("cache", "past_key_values") if name in names), None)
         if name is not None:
-            given |= {name: cache, "use_cache": True}
+            given |= {"use_cache": True} if makes_own_cache else {name: cache, "use_cache": True}
         with _one_node(recorder, cache):
             twin(**given)
 

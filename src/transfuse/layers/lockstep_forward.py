@@ -47,8 +47,8 @@ class LockstepForward:
     """Runs each request through the model's own forward, over the cache that Transformers makes for it.
 
     What that cache keeps for a token lies in pages between steps, and what it keeps of a text, however long, in rows of
-    the state cache. So it is right for whatever a model computes from lengths, positions or masks; all that is assumed is
-    that what a cache keeps is one of the two.
+    the state cache. So it is right for whatever a model computes from lengths, positions or masks; all that is assumed
+    is that what a cache keeps is one of the two.
 
     Args:
         model: in eval mode. Until `close`, modules that treat tokens alike are called for all requests at once.
@@ -149,7 +149,9 @@ class LockstepForward:
         if cache is None or self._continues_texts:
             logits, cache = self._call(cache, input_ids, request.past, request.rows)
         else:
-            singly = [self._call(cache, one, request.past + i, [0])[0] for i, one in enumerate(input_ids.split(1))]
+            singly = [
+                self._call(cache, one, request.past + i, [0])[0] for i, one in enumerate(torch.split(input_ids, 1))
+            ]
             logits = torch.cat(singly)[request.rows]
         total = request.past + request.num_new
         for index, (kept, tensor) in enumerate(zip(form.tensors, form.tensors_of(cache, total), strict=True)):

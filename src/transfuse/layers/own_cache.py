@@ -85,8 +85,8 @@ class OwnCacheForm:
 
     Attributes:
         tensors: with an entry for each token, in the order of cache layers.
-        states: tensors of fixed size, in the same order. `StateSpec.kind` is the attribute, `StateSpec.index` counts the
-            leaves of its value.
+        states: tensors of fixed size, in the same order. `StateSpec.kind` is the attribute, `StateSpec.index` counts
+            the leaves of its value.
         others: per layer of the cache, its class and everything else that it has once there are tokens in it; last the
             same of the cache itself.
         counts: attributes that count tokens, with the index of their layer.
@@ -235,7 +235,7 @@ def _attributes(part: Any) -> Mapping[str, Any]:
 def _made(part_class: type, attributes: _State) -> Any:
     if _ITSELF in attributes:
         return attributes[_ITSELF]
-    part = object.__new__(part_class)
+    part: Any = object.__new__(part_class)
     vars(part).update(attributes)
     return part
 

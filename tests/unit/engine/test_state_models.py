@@ -18,6 +18,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # Short convolutions; gated delta rule; Mamba-2 alone; Mamba, which takes no state with several tokens; attention and
 # a recurrence in one layer; a convolution before attention.
 FAMILIES = ["lfm2", "qwen3_next", "mamba2", "jamba", "falcon_h1", "zaya"]
+# Whose requests run side by side: with convolutions inside attention, and with caches of their own, one of them a list.
+SIDE_BY_SIDE = ["inkling_text", "minimax", "xlstm", "rwkv"]
 
 
 @torch.inference_mode()
@@ -27,7 +29,7 @@ def _original(model: PreTrainedModel, prompt: list[int], forced: list[int]) -> t
     return model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *SIDE_BY_SIDE])
 def test_logits_do_not_depend_on_the_company(name: str) -> None:
     prompts = random_prompts(21, 1, 6, 40, 13)
     forced = random_prompts(6, 6, 6, 6, 6, seed=1)
@@ -47,7 +49,7 @@ def test_logits_do_not_depend_on_the_company(name: str) -> None:
             assert error < 1e-4, f"{way}, request {key}"
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *SIDE_BY_SIDE])
 def test_what_freed_rows_hold_is_never_read(name: str) -> None:
     """With NaN in every row that nobody owns, after each step, logits keep their bits; requests that end or are aborted
     leave their rows to others, and one that is preempted comes to the same."""
@@ -67,7 +69,7 @@ def test_what_freed_rows_hold_is_never_read(name: str) -> None:
                 owned = {r.state_row for r in driven.requests}
                 free = [row for row in range(3) if row not in owned]
                 for tensor in runner._states.tensors.values():
-                    tensor[free] = torch.nan
+                    tensor[free] = torch.nan if tensor.is_floating_point() else 10**6
             driven.scheduler.check()
 
         found = driven.finish(after_each)
@@ -116,6 +118,14 @@ def test_states_are_counted_and_the_model_is_given_back() -> None:
     assert not runner.shares_prefixes and runner.supports_chunks
     runner.close()
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_requests_side_by_side_keep_states_and_say_so() -> None:
+    for name in SIDE_BY_SIDE:
+        runner = PlainRunner(build(name))
+        assert runner.bytes_per_state > 0 and not runner.shares_prefixes
+        assert runner.remarks[1] == "prefixes are not shared, since a state is kept of each text"
+        runner.close()
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])

@@ -145,9 +145,9 @@ def _kept_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _tensors_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = OwnCacheForm.fill
+    original = OwnCacheForm.filled
     monkeypatch.setattr(
-        OwnCacheForm, "fill", lambda self, cache, count, tensors: original(self, cache, count, tensors[::-1])
+        OwnCacheForm, "filled", lambda self, count, tensors, states: original(self, count, tensors[::-1], states)
     )
 
 
@@ -205,6 +205,11 @@ def _state_groups(change: Callable[[list[RequestRows], list[int]], tuple[list[Re
 
 def _as_one(requests: list[RequestRows], rows: list[int]) -> tuple[list[RequestRows], list[int]]:
     return [RequestRows(0, 0, requests[-1].stop, requests[0].past)], rows
+
+
+def _rows_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = StateCache.rows
+    monkeypatch.setattr(StateCache, "rows", lambda self, row: rows(self, 0))
 
 
 def _old_rows_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +294,8 @@ FAULTS = [
     pytest.param("mamba2", _one_layer_for_all, id="states by module, not by call"),
     pytest.param("qwen3_next", _gathered_states_lost, id="gathered states are not written back"),
     pytest.param("lfm2", _decodes_in_their_own_order, id="decodes take each other's states"),
+    pytest.param("inkling_text", _rows_of_the_first, id="side by side: everybody has the first one's states"),
+    pytest.param("rwkv", _rows_of_the_first, id="side by side: everybody has the first one's list of states"),
     pytest.param("llama", _sees_the_future, id="sees the next token"),
     pytest.param("llama", _mask_of_decodes_dropped, id="decodes see past their end"),
 ]
@@ -309,7 +316,7 @@ def test_corrupted_kernels_are_rejected(name: str, plant: Plant, monkeypatch: py
     "name",
     [
         *"llama gpt2 mistral gpt_oss gemma2 doge bart bloom falcon llama4_text deepseek_v32".split(),
-        *"lfm2 qwen3_next mamba2 falcon_h1".split(),
+        *"lfm2 qwen3_next mamba2 falcon_h1 inkling_text rwkv".split(),
     ],
 )
 def test_without_the_fault_they_pass(name: str) -> None:
@@ -389,15 +396,15 @@ def test_errors_of_the_models_own_code_name_its_line(monkeypatch: pytest.MonkeyP
     forward = type(model.model).forward
 
     def picky(self: PreTrainedModel, *arguments: Any, **named: Any) -> Any:
-        if "DynamicCache" not in type(named["cache"]).__name__:
-            raise ValueError("a cache of its own, please\nsecond line")
+        if named["input_ids"].shape[1] not in (1, *unseen._PROMPT_LENGTHS):
+            raise ValueError("a text of another length, please\nsecond line")
         return forward(self, *arguments, **named)
 
     monkeypatch.setattr(type(model.model), "forward", picky)
     verdict = unseen._check(model)
     assert not verdict.passed
     assert re.fullmatch(
-        r"the ragged forward of a shrunk instance fails: ValueError: a cache of its own, please "
+        r"the ragged forward of a shrunk instance fails: ValueError: a text of another length, please "
         r"\(test_unseen.py:\d+\)",
         verdict.reason,
     )
@@ -405,7 +412,9 @@ def test_errors_of_the_models_own_code_name_its_line(monkeypatch: pytest.MonkeyP
 
 def test_a_forward_without_a_cache_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unseen, "build_shrunk", lambda *_: pytest.fail("nothing needs to be built"))
-    assert unseen._check(build("rwkv")) == Verdict(False, "RwkvForCausalLM.forward takes no cache", "signature")
+    assert unseen._check(build("reformer")) == Verdict(
+        False, "ReformerModelWithLMHead.forward takes no cache", "signature"
+    )
 
 
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:

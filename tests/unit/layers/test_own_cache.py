@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 import torch
 from transformers import Cache
-from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicIndexedLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+)
 
 from tests.zoo import build
 from transfuse.cache.groups import LayerSpec
+from transfuse.cache.state_cache import StateSpec
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.own_cache import KeptTensor, OwnCacheForm, Snapshot, new_cache
 
@@ -52,8 +58,7 @@ def test_a_cache_is_the_same_after_its_rows_were_kept_and_put_together() -> None
     _add(whole, 0, 9)
     rows = [kept.rows_of(tensor, 0) for kept, tensor in zip(form.tensors, form.tensors_of(whole, 9), strict=True)]
     assert all(part.shape == (9, kept.spec.head_dim) for part, kept in zip(rows, form.tensors, strict=True))
-    begun = _cache()
-    form.fill(begun, 5, [kept.of_rows(part[:5]) for kept, part in zip(form.tensors, rows, strict=True)])
+    begun = form.filled(5, [kept.of_rows(part[:5]) for kept, part in zip(form.tensors, rows, strict=True)])
     assert begun.get_seq_length() == 5
     _add(begun, 5, 9)
     for kept, expected, part in zip(form.tensors, form.tensors_of(whole, 9), rows, strict=True):
@@ -83,8 +88,7 @@ def _snapshots(make: Any) -> list[Snapshot]:
 
 def test_numbers_that_count_tokens_are_set() -> None:
     form = OwnCacheForm.of(*_snapshots(_Counting), torch.float32)
-    cache = Cache(layers=[_Counting()])
-    form.fill(cache, 5, [torch.zeros(1, 2, 5, 4)] * 2)
+    cache = form.filled(5, [torch.zeros(1, 2, 5, 4)] * 2)
     assert cache.layers[0].seen == 5
 
 
@@ -103,6 +107,77 @@ def test_entries_that_went_missing_are_refused() -> None:
 
 def test_sliding_layers_keep_every_token() -> None:
     assert {type(layer) for layer in new_cache(build("gemma2")).layers} == {DynamicLayer}
+    assert {type(layer) for layer in new_cache(build("inkling_text")).layers} == {LinearAttentionAndFullAttentionLayer}
+
+
+def _hybrid(count: int) -> Cache:
+    cache = Cache(layers=[LinearAttentionAndFullAttentionLayer(2)])
+    cache.update(torch.randn(1, 2, count, 4), torch.randn(1, 2, count, 4), 0)
+    for index in range(2):
+        cache.update_conv_state(torch.randn(1, 6, count), 0, index, conv_kernel_size=3)
+    cache.update_recurrent_state(torch.randn(1, 5, 2, dtype=torch.float64), 0)
+    return cache
+
+
+def _form_of(make: Any) -> OwnCacheForm:
+    short, long, single = (Snapshot.of(make(count), count) for count in (7, 11, 1))
+    return OwnCacheForm.of(short, long, torch.float32, single)
+
+
+def test_tensors_of_fixed_size_are_states() -> None:
+    form = _form_of(_hybrid)
+    assert [(kept.layer, kept.name) for kept in form.tensors] == [(0, "keys"), (0, "values")]
+    assert form.states == (
+        StateSpec(0, 0, "conv_states", (6, 3), torch.float32),
+        StateSpec(0, 1, "conv_states", (6, 3), torch.float32),
+        StateSpec(0, 0, "recurrent_states", (5, 2), torch.float64),
+    )
+    whole = _hybrid(9)
+    states = form.states_of(whole)
+    made = form.filled(9, form.tensors_of(whole, 9), states)
+    assert made.get_seq_length() == 9
+    assert all(one is other for one, other in zip(form.states_of(made), states, strict=True))
+    assert made.get_conv_state(0, 1) is states[1] and made.has_previous_state(0)
+
+
+def test_without_a_text_of_one_token_nothing_is_a_state() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"keeps \.conv_states, which is not for each token"):
+        OwnCacheForm.of(*(Snapshot.of(_hybrid(count), count) for count in (7, 11)), torch.float32)
+
+
+def test_a_window_of_tokens_is_no_state() -> None:
+    def make(count: int) -> Cache:
+        cache = Cache(layers=[DynamicSlidingWindowLayer(6)])
+        cache.update(torch.randn(1, 2, count, 4), torch.randn(1, 2, count, 4), 0)
+        return cache
+
+    with pytest.raises(UnsupportedModelError, match=r"cache layer 0 \(DynamicSlidingWindowLayer\) keeps \.keys"):
+        _form_of(make)
+
+
+def test_a_state_of_another_size_is_refused() -> None:
+    form, cache = _form_of(_hybrid), _hybrid(9)
+    cache.layers[0].recurrent_states[0] = torch.zeros(1, 5, 3)
+    with pytest.raises(UnsupportedModelError, match=r"keeps \.recurrent_states of \(1, 5, 3\), and kept \(1, 5, 2\)"):
+        form.states_of(cache)
+
+
+class _OwnCache:
+    def __init__(self, count: int) -> None:
+        self.state = {0: (torch.randn(1, 4), torch.randn(1, 2)), 1: None}
+        self.count = count
+
+
+def test_a_cache_may_be_of_any_class_or_a_list() -> None:
+    form, cache = _form_of(_OwnCache), _OwnCache(9)
+    assert [spec.shape for spec in form.states] == [(4,), (2,)]
+    made = form.filled(9, [], form.states_of(cache))
+    assert type(made) is _OwnCache
+    assert (made.count, made.state[0][1], made.state[1]) == (9, cache.state[0][1], None)
+
+    form = _form_of(lambda count: [torch.randn(1, 4), torch.randn(1, 2)])
+    states = [torch.zeros(1, 4), torch.ones(1, 2)]
+    assert form.filled(9, [], states) == states
 
 
 def test_numbers_of_another_width_are_kept_bit_by_bit() -> None:
