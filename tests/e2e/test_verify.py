@@ -78,6 +78,12 @@ def test_a_model_that_is_right_passes(run: Verify, name: str, impl: str, dtype: 
     assert report.num_places > 20
 
 
+def test_requests_side_by_side_are_compared_in_what_they_say(run: Verify) -> None:
+    report = run("bloom")
+    assert report.passed
+    assert {check.group for check in report.checks if check.status == "skipped"} == {"modules", "layers"}
+
+
 def test_the_original_passes_with_what_it_can_do(run: Verify) -> None:
     report = run("llama", impl="original")
     assert failed(report) == []

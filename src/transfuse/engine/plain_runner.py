@@ -122,6 +122,11 @@ class PlainRunner(ModelRunner):
                     return found
 
     @property
+    def runs_on_rows(self) -> bool:
+        """See `ModelRunner.runs_on_rows`."""
+        return self.lockstep is None
+
+    @property
     def remarks(self) -> list[str]:
         """What to say of how the model is run: what does not run on the whole row, and why."""
         if self.lockstep is not None:

@@ -88,6 +88,11 @@ class ModelRunner(ABC):
         """Whether requests may share the blocks of equal prefixes: all that is kept of a text is in its blocks."""
         return self.supports_chunks and not self.bytes_per_state
 
+    @property
+    def runs_on_rows(self) -> bool:
+        """Whether modules are called once a step, with the tokens of the whole batch."""
+        return True
+
     @contextmanager
     def by_modules(self) -> Iterator[None]:
         """Within it, the modules run one by one, so that hooks on them see what passes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -163,10 +164,15 @@ class Served:
         return [_run(core, prompts, counts) for _ in range(way.repeats)]
 
     def record(self, prompts: Sequence[Tokens], num_tokens: int) -> tuple[Recording, list[Generated]]:
-        """Continue prompts, packed and in chunks where that can be, and write down what all modules did."""
+        """Continue prompts, packed and in chunks where that can be, and write down what all modules did.
+
+        Where requests run side by side nothing is written down: a module is called for some of them, and then others.
+        """
         core, scheduler = self._core(_RECORDED if self.supports_ways else ALONE, 0)
-        scheduler.recorder = Recorder(core.engine.runner.model)
-        with core.engine.runner.by_modules(), scheduler.recorder.listening() as recording:
+        runner = core.engine.runner
+        recorder = scheduler.recorder = Recorder(runner.model)
+        listening = recorder.listening() if runner.runs_on_rows else nullcontext(recorder.recording)
+        with runner.by_modules(), listening as recording:
             generated = _run(core, prompts, [num_tokens] * len(prompts))
         return recording, generated
 
