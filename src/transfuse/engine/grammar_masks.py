@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from transfuse.errors import StructuredOutputsError
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
     from transfuse.engine.request import Request
     from transfuse.text.grammar import Grammar
 
+Bits = npt.NDArray[np.int32]
+
 _BITS = 32
+# For each byte of a mask, what its eight tokens' logits are at most: no limit where the bit is set.
+_LIMITS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
+_LIMITS = _LIMITS.astype(np.float32)
 
 
 class GrammarState:
@@ -36,8 +42,8 @@ class GrammarState:
         """Bits of a row of the mask."""
         return self._grammar.num_tokens
 
-    def fill(self, bitmask: np.ndarray[tuple[int, int], np.dtype[np.int32]], row: int) -> None:
-        """Write a row of the mask: a set bit for each token that may come next.
+    def fill(self, bits: Bits) -> None:
+        """Write a row of a mask: a set bit for each token that may come next.
 
         Raises:
             StructuredOutputsError: the grammar has become too large to go on with.
@@ -48,7 +54,6 @@ class GrammarState:
             self._matcher = self._grammar.start()
             self._matcher.try_consume_tokens(output)
             self._num_accepted = len(output)
-        bits = bitmask[row]
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if self._matcher.is_error():
             from transfuse.text.grammar import refusal
@@ -81,15 +86,24 @@ def apply_grammars(logits: torch.Tensor, rows: Sequence[tuple[int, GrammarState]
     bitmask = np.zeros((len(rows), -(-num_tokens // _BITS)), np.int32)
     for index, (row, state) in enumerate(rows):
         try:
-            state.fill(bitmask, index)
+            state.fill(bitmask[index])
         except StructuredOutputsError as error:
             failed[row] = error
             bitmask[index] = -1
-    num_logits = logits.shape[1]
-    bits = np.ones((len(rows), num_logits), np.bool_)  # what is beyond the tokenizer is no token
-    shared = min(num_tokens, num_logits)
-    bits[:, :shared] = np.unpackbits(~bitmask.view(np.uint8), axis=1, count=shared, bitorder="little")
-    banned = torch.from_numpy(bits).to(logits.device)
     for index, (row, _) in enumerate(rows):
-        logits[row].masked_fill_(banned[index], -torch.inf)
+        _limit(logits[row], bitmask[index])
     return failed
+
+
+def _limit(logits: torch.Tensor, bits: Bits) -> None:
+    """Lower to -inf what has no bit, and what is beyond the bits: that is no token."""
+    allowed = _LIMITS.take(bits.view(np.uint8), axis=0).reshape(-1)
+    shared = logits[: len(allowed)]
+    allowed = allowed[: len(shared)]
+    if logits.device.type == "cpu":
+        # torch shares out so little work among its threads, which costs more than it saves.
+        values = shared.numpy()
+        np.minimum(values, allowed, out=values)
+    else:
+        torch.minimum(shared, torch.from_numpy(allowed).to(logits.device), out=shared)
+    logits[len(allowed) :] = -torch.inf
