@@ -150,3 +150,15 @@ def test_a_stream_that_is_closed_is_aborted(server: Server, client: Anthropic, r
         next(stream)
     stream.close()
     server.wait_idle()
+
+
+def test_an_answer_is_held_to_a_schema(client: Anthropic) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    answer = client.messages.create(
+        model=MODEL,
+        max_tokens=200,
+        messages=[{"role": "user", "content": "hi"}],
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+    )
+    assert answer.content[0].type == "text"
+    assert json.loads(answer.content[0].text) in ({"n": 1}, {"n": 2})

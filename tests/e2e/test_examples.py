@@ -30,6 +30,7 @@ SHOWN = {
     "batch_with_seeds": "the same alone: True",
     "token_ids_and_logprobs": "sum: -",
     "fuse_training": "the same as unfused: True",
+    "structured_outputs": "'Is the sea salty? ' -> ",
     "decoder": "2,918,400 parameters",
     "anthropic_client": "tokens, ended by ",
     "tools_client": 'weather({"city": "',

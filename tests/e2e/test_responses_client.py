@@ -6,12 +6,13 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
+from pydantic import BaseModel, Field
 
 from tests.e2e.server_thread import Server, with_template
 from tests.sdk_types import checked
@@ -131,3 +132,14 @@ def test_a_stream_that_is_closed_is_aborted(server: Server, client: OpenAI, read
         next(stream)
     stream.close()
     server.wait_idle()
+
+
+class Leg(BaseModel):
+    mode: Literal["train", "bus", "foot"]
+    minutes: Annotated[int, Field(ge=1, le=90)]
+
+
+def test_a_pydantic_model_is_parsed(client: OpenAI) -> None:
+    answer = client.responses.parse(model=MODEL, input="hi", text_format=Leg, max_output_tokens=300)
+    assert isinstance(answer.output_parsed, Leg)
+    assert answer.text is not None and answer.text.format is not None and answer.text.format.type == "json_schema"

@@ -24,6 +24,7 @@ from transfuse.server.conversation import Conversation, Turns, reasoning_variabl
 from transfuse.server.errors import FieldError
 from transfuse.server.replies import ToolUse
 from transfuse.server.settings import ServerSettings
+from transfuse.server.structured import held_to
 
 # A line that Claude Code puts before its instructions, for Anthropic's accounts. It differs from one conversation to
 # the next, and would part them from the first token on in the prefix cache.
@@ -56,11 +57,22 @@ class Thinking(ApiModel):
     display: Literal["summarized", "omitted"] | None = None
 
 
+class OutputFormat(ApiModel):
+    """JSON of a schema.
+
+    Attributes:
+        schema_: the schema, `schema` in JSON.
+    """
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
 class OutputConfig(ApiModel):
-    """How much effort, for templates that read `reasoning_effort`; and the form of the answer, which is text."""
+    """How much effort, for templates that read `reasoning_effort`; and the form of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: Annotated[None, refused("structured outputs are not served; parse the text instead")] = None
+    format: OutputFormat | None = None
 
 
 class ContextEdit(ApiModel):
@@ -189,7 +201,9 @@ class MessagesRequest(PromptFields):
         Args:
             defaults: by field, what holds where the request says nothing.
         """
+        form = None if self.output_config is None else self.output_config.format
         given = {
+            "structured_outputs": None if form is None else held_to("output_config.format", schema=form.schema_),
             "max_tokens": self.max_tokens,
             "stop": self.stop_sequences,
             "temperature": self.temperature,

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 
-from transfuse.errors import SamplingParamsError
 from transfuse.server.bodies import ApiModel
 from transfuse.server.errors import FieldError
+from transfuse.server.structured import structured_params
 from transfuse.structured_outputs import MAX_CHOICES, MAX_GRAMMAR_CHARS, StructuredOutputsParams
 
 _Text = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
@@ -102,10 +102,7 @@ class StructuredFields(ApiModel):
         name, *others = given
         if others:
             raise FieldError(name, f"{name} and {', '.join(others)} are given; at most one of them may be.")
-        try:
-            return StructuredOutputsParams(**given[name])
-        except SamplingParamsError as error:
-            raise FieldError(name, f"{name}: {str(error).removeprefix('SamplingParams.')}") from error
+        return structured_params(name, given[name])
 
     def _given(self) -> Mapping[str, dict[str, Any] | None]:
         """By field, what it asks for."""

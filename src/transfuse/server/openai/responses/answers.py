@@ -137,7 +137,8 @@ def _base(asked: Asked, generation: Generation, response_id: str, model: str) ->
     """What a response says of its request, and holds from the start to the end."""
     body, params = asked.body, generation.params
     reasoning = {} if body.reasoning is None else body.reasoning.model_dump(exclude_unset=True)
-    text: dict[str, Any] = {"format": {"type": "text"}}
+    form = None if body.text is None else body.text.format
+    text: dict[str, Any] = {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True)}
     if body.text is not None and body.text.verbosity is not None:
         text |= {"verbosity": body.text.verbosity}
     return types.Response.model_validate(

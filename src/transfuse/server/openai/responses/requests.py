@@ -8,14 +8,16 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from transfuse.sampling_params import SamplingParams
-from transfuse.server.bodies import MAX_MESSAGES, MAX_TOOLS, ApiModel, NumTokens, ShortText, refusal, refused
+from transfuse.server.bodies import MAX_MESSAGES, MAX_TOOLS, ApiModel, NumTokens, ShortText, refused
 from transfuse.server.conversation import Conversation, Turns, reasoning_variables
 from transfuse.server.errors import FieldError, NotStoredError
 from transfuse.server.openai.responses.items import InputItem, ItemReference, StoredItem, add_to
 from transfuse.server.openai.responses.store import ResponseStore, with_id
 from transfuse.server.openai.responses.tools import AnyTool, OfferedTools, ToolChoice, tool_use_of
+from transfuse.server.openai.structured import JsonObjectFormat, JsonSchema, TextFormat
 from transfuse.server.replies import ToolUse
 from transfuse.server.settings import ServerSettings
+from transfuse.server.structured import held_to
 
 _MAX_METADATA: Final = 16
 
@@ -38,22 +40,16 @@ class Reasoning(ApiModel):
     mode: Literal["standard"] | None = None
 
 
-class TextFormat(ApiModel):
-    """The form of the answer: text."""
+class SchemaFormat(JsonSchema):
+    """JSON of a schema."""
 
-    type: Literal["text"]
-
-
-def _refuse_structure(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("type") in ("json_schema", "json_object"):
-        raise refusal("structured outputs are not served; parse the text instead")
-    return value
+    type: Literal["json_schema"]
 
 
 class TextConfig(ApiModel):
     """The form of the answer; `verbosity` is told to templates that read it."""
 
-    format: Annotated[TextFormat | None, BeforeValidator(_refuse_structure)] = None
+    format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -214,5 +210,10 @@ class ResponsesRequest(InputFields):
             defaults: by field, what holds where the request says nothing.
         """
         given = {"max_tokens": self.max_output_tokens, "temperature": self.temperature, "top_p": self.top_p}
-        known = {name: value for name, value in given.items() if value is not None}
+        known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        form = None if self.text is None else self.text.format
+        if isinstance(form, SchemaFormat):
+            known["structured_outputs"] = held_to("text.format", schema=form.schema_)
+        elif isinstance(form, JsonObjectFormat):
+            known["structured_outputs"] = held_to("text.format", schema=None)
         return SamplingParams(**{"max_tokens": None, **defaults, **known})
