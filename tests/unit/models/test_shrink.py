@@ -27,7 +27,7 @@ LARGE = [
     ("Qwen3Moe", {}, True),
     ("Qwen3Moe", {"decoder_sparse_step": 3, "num_experts_per_tok": 16}, True),
     ("DeepseekV3", {}, True),
-    ("DeepseekV32", {}, False),
+    ("DeepseekV32", {}, True),
     ("Mistral", {}, True),
     ("Phi3", {}, True),
     ("Olmo2", {}, True),
