@@ -39,6 +39,7 @@ class PlainRunner(ModelRunner):
     Attributes:
         specs: what each cache layer keeps.
         state_specs: what is kept of each running request beside.
+        row_refusal: why requests run side by side and not as one row; empty where they do not.
 
     Raises:
         UnsupportedModelError: the model's code does something that a ragged batch cannot answer; the message names it.
@@ -57,9 +58,8 @@ class PlainRunner(ModelRunner):
         self._state_layers: list[StateLayer] = []
         # Layers that run on one request after the other, and why.
         self.apart: dict[type[nn.Module], str] = {}
-        # Where the forward cannot take several requests as one row, and why.
         self.lockstep: LockstepForward | None = None
-        self._no_row = ""
+        self.row_refusal = ""
         try:
             self._start_ragged()
         except UnsupportedModelError as error:
@@ -83,7 +83,7 @@ class PlainRunner(ModelRunner):
 
     def _start_lockstep(self, refusal: UnsupportedModelError) -> None:
         """Have each request run through the model's own forward, which a row of several has ruled out."""
-        self.apart, self._state_layers, self._no_row = {}, [], str(refusal)
+        self.apart, self._state_layers, self.row_refusal = {}, [], str(refusal)
         with ExitStack() as restore:
             try:
                 self.lockstep = LockstepForward(self._model)
@@ -130,10 +130,10 @@ class PlainRunner(ModelRunner):
     def remarks(self) -> list[str]:
         """What to say of how the model is run: what does not run on the whole row, and why."""
         if self.lockstep is not None:
-            found = [f"requests run side by side, each in a forward of its own, since {self._no_row}"]
-            return [*found, "prefixes are not shared, since a state is kept of each text"][
-                : 2 if self.state_specs else 1
-            ]
+            found = [f"requests run side by side, each in a forward of its own, since {self.row_refusal}"]
+            if self.state_specs:
+                found.append("prefixes are not shared, since a state is kept of each text")
+            return found
         found = [f"{layer.__name__} runs on one request after the other: {why}" for layer, why in self.apart.items()]
         if self._state_layers:
             names = ", ".join(dict.fromkeys(layer.name for layer in self._state_layers))

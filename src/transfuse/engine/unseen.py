@@ -209,13 +209,19 @@ def _compare(make: Callable[[], PlainRunner], reference: Sequence[_Reference], c
             found = ragged_logits(runner, reference, scenario.max_num_seqs, scenario.token_budget)
             error = _error(found, reference, dtype)
             if not error <= 1.0:
-                return Verdict(False, f"logits of {on} differ when run {scenario.name}", checked_on)
+                found_wrong = f"logits of {on} differ when run {scenario.name}"
+                return Verdict(False, _after(runner.row_refusal, found_wrong), checked_on)
             worst = max(worst, error)
     except UnsupportedModelError as error:
         return Verdict(False, str(error), checked_on)
     except Exception as error:
         return Verdict(False, f"the ragged forward of {on} fails: {where(error)}", checked_on)
     return Verdict(True, f"checked against the original on {on}: alone, packed and in chunks", checked_on)
+
+
+def _after(row_refusal: str, reason: str) -> str:
+    """What is wrong where requests run by themselves comes after why they do."""
+    return f"{row_refusal}; and request by request {reason}" if row_refusal else reason
 
 
 def _error(found: Sequence[torch.Tensor], reference: Sequence[_Reference], dtype: torch.dtype) -> float:
