@@ -214,5 +214,10 @@ def _demand(use: ToolUse, tools: Tools) -> Demand:
             continue
         if schema.get("type", "object") != "object":
             raise FieldError("tools", f"The parameters of {name[:100]!r} are no object; set their type to object.")
-        held[name] = {**schema, "type": "object"} if must_call or name in strict else {"type": "object"}
+        if must_call or name in strict:
+            # Arguments that a tool does not know are of no use to it, whatever the schema leaves open.
+            known = {} if "properties" not in schema else {"additionalProperties": False}
+            held[name] = {**known, **schema, "type": "object"}
+        else:
+            held[name] = {"type": "object"}
     return Demand(tools=held, must_call=must_call, is_parallel=use.is_parallel)

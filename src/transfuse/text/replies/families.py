@@ -14,13 +14,18 @@ from transfuse.text.replies.scanners import (
     ByBracket,
     Named,
     UntilMarker,
+    first_object_scanner,
     json_call_scanner,
-    json_scanner,
     python_call_scanner,
     python_scanner,
 )
 from transfuse.text.replies.syntax import CallFrame, CallSyntax
 from transfuse.text.replies.tools import Tools, numbered_id, short_id
+
+
+def _read_first(region: str, tools: Tools) -> list[Call]:
+    """An object, which may be the first of a list: so a call is told before the list has ended."""
+    return calls_of(read_json(region.lstrip().removeprefix("[")))
 
 
 def _read_json(region: str, tools: Tools) -> list[Call]:
@@ -44,7 +49,14 @@ def _json_frame(key: str = "arguments", **more: str) -> CallFrame:
 def _marked_json(openers: tuple[str, ...], closers: tuple[str, ...] = ()) -> CallSyntax:
     """A JSON object with a name and arguments, or a list of such, behind a marker."""
     frame = _json_frame(first=f"{openers[0]}[", last="".join(("]", *closers[:1])), between=", ")
-    return CallSyntax(read=_read_json, scanner=json_scanner, openers=openers, closers=closers, frame=frame)
+    return CallSyntax(
+        read=_read_first,
+        scanner=first_object_scanner,
+        openers=openers,
+        closers=("]", *closers),
+        goes_on="{",
+        frame=frame,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +176,8 @@ _MISTRAL_CALL = re.compile(r"\s*([\w.:/@-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?(?:\[A
 
 
 def _read_mistral(region: str, tools: Tools) -> list[Call]:
-    if region.lstrip().startswith("["):
-        return calls_of(read_json(region))
+    if region.lstrip().startswith(("[", "{")):
+        return _read_first(region, tools)
     match = _MISTRAL_CALL.fullmatch(region)
     if match is None:
         raise NoCallError("no name with arguments")
@@ -231,6 +243,8 @@ MISTRAL = CallSyntax(
     scanner=lambda: Named(r"[\s\w.:/@\[\]-]*"),
     openers=("[TOOL_CALLS]",),
     inner=("[CALL_ID]", "[ARGS]"),
+    closers=("]",),
+    goes_on="{",
     new_id=short_id,
     frame=_json_frame(first="[TOOL_CALLS][", last="]", between=", "),
 )

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from transfuse.text.replies.calls import NoCallError
 from transfuse.text.replies.events import Content, Event, Reasoning
 from transfuse.text.replies.parser import ReplyParser
-from transfuse.text.replies.scanners import Scanner
+from transfuse.text.replies.scanners import Scanner, json_scanner
 from transfuse.text.replies.syntax import CallSyntax
 from transfuse.text.replies.thinking import ThinkingSplitter
 from transfuse.text.replies.tools import Tools, long_id
@@ -70,15 +70,23 @@ class MarkedParser(ReplyParser):
             self._finish_region()
         if self._edge is not None:
             edge, self._edge = self._edge, None
-            self._add("" if self._num_calls and self._may_close(edge.strip()) else edge)
+            self._add("" if self._num_calls and self._may_close(edge) else edge)
         self._add(self._held)
         if self._space and not self._num_calls:
             self._events.append(Content(self._space))
         return self._take_events()
 
+    @property
+    def _brackets(self) -> str:
+        """What a region without a marker begins with, here."""
+        assert self._syntax is not None
+        return self._syntax.bare + (self._syntax.goes_on if self._num_calls else "")
+
     def _may_close(self, text: str) -> bool:
         """Whether a text at the reply's end is what follows a call, or the beginning of that."""
-        return self._syntax is not None and any(closer.startswith(text) for closer in self._syntax.closers)
+        assert self._syntax is not None
+        text = text.strip(_SEPARATORS + " \n\t") if self._brackets else text.strip()
+        return any(closer.startswith(text) for closer in self._syntax.closers) or not text
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
@@ -134,11 +142,11 @@ class MarkedParser(ReplyParser):
                 self._space += text[: len(text) - len(start)]
                 self._take_marker(marker)
                 return start[len(marker) :]
-        bare = start.lstrip(_SEPARATORS + " \n\t") if self._num_calls and self._syntax.bare else start
+        bare = start.lstrip(_SEPARATORS + " \n\t") if self._num_calls and self._brackets else start
         if not bare:
             self._edge = text
             return ""
-        if bare[0] in self._syntax.bare:
+        if bare[0] in self._brackets:
             self._space += text[: len(text) - len(bare)]
             self._begin("")
             return bare
@@ -150,9 +158,7 @@ class MarkedParser(ReplyParser):
         assert self._syntax is not None
         self._edge = None
         self._opener, self._region = opener, []
-        make = self._syntax.scanner if opener else self._syntax.bare_scanner
-        assert make is not None, "a syntax with bare regions has a scanner for them"
-        self._scanner = make()
+        self._scanner = self._syntax.scanner() if opener else (self._syntax.bare_scanner or json_scanner)()
 
     def _read_region(self, scanner: Scanner, text: str) -> str:
         try:
@@ -184,7 +190,7 @@ class MarkedParser(ReplyParser):
             calls = self._syntax.read(region, self._tools)
         except NoCallError:
             return False
-        if not self._opener and any(call.name not in self._tools.parameters for call in calls):
+        if not self._opener and self._syntax.bare and any(call.name not in self._tools.parameters for call in calls):
             return False  # other JSON that has a name, too
         self._events += self._call_events(calls)
         self._scanner, self._edge, self._space = None, "", ""

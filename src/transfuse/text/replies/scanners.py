@@ -107,13 +107,18 @@ def json_scanner() -> Scanner:
     return Balanced('"', r"[\w,:.+-]")
 
 
+def first_object_scanner() -> Scanner:
+    """For one JSON object, which may be the first of an array."""
+    return Named(r"\s*\[?\s*")
+
+
 def python_scanner() -> Scanner:
     """For a list of calls as Python writes them."""
     return Balanced("\"'", r"""[^"'\[\](){}]""")
 
 
 class Named(Scanner):
-    """A JSON object behind a name, or an array behind nothing.
+    """A JSON object behind a name, or the first one of an array.
 
     Args:
         ahead: matches what may stand before the object.
@@ -134,10 +139,9 @@ class Named(Scanner):
             raise NoCallError("more than a name")
         if not brace:
             return None
-        array = "[" if self._head.strip() == "[" else ""
         self._head = None
-        end = self._scanner.feed(array + brace + rest)
-        return None if end is None else end - len(array) + len(ahead)
+        end = self._scanner.feed(brace + rest)
+        return None if end is None else end + len(ahead)
 
 
 class ByBracket(Scanner):

@@ -42,6 +42,7 @@ class CallSyntax:
         closers: markers that may follow a region or a row of them, and say nothing by themselves.
         inner: markers within regions.
         bare: brackets that begin a region where the reply's text begins, or behind another region.
+        goes_on: brackets that begin a region behind another one only, such as the next object of a list.
         bare_scanner: finds the end of such a region, from its bracket on.
         new_id: makes the id of a call that has none.
         frame: how a call is written with its arguments as JSON; None where the family does not write them so.
@@ -54,6 +55,7 @@ class CallSyntax:
     closers: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
     bare: str = ""
+    goes_on: str = ""
     bare_scanner: Callable[[], Scanner] | None = None
     new_id: Callable[[str, int], str] = long_id
     frame: CallFrame | None = None

@@ -116,3 +116,16 @@ def check_order(events: list[Event]) -> None:
             assert event.index == running
             running = None if isinstance(event, CallEnd) else running
     assert running is None
+
+
+@pytest.mark.parametrize("name", ["mistral-v3", "granite", "jamba", "command-a", "llama4", "json", "hermes"])
+def test_calls_before_a_cut_are_told(name: str) -> None:
+    family = FAMILIES[name]
+    prompt, text = family.turn([USER], assistant(("weather", ARGUMENTS), ("get_time", {})), tools=TOOLS)
+    cut = text[: text.index("get_time") + 3]
+    whole, _ = read(family, prompt, [cut])
+    # A list of Python's is read as a whole.
+    assert [call.name for call in whole.calls] == ([] if name == "llama4" else ["weather"])
+    assert "get" in whole.content
+    for pieces in cuts(cut):
+        assert said(read(family, prompt, pieces)[0]) == said(whole)
