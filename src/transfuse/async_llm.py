@@ -201,15 +201,17 @@ class AsyncLLM:
         self._client.check_ready()
         front = self._require_front()
         text, ids = await self._tokenise(front, prompt)
-        if sampling_params is not None and sampling_params.structured_outputs is not None:
+        params = SamplingParams() if sampling_params is None else sampling_params
+        front.prompts.check(ids, params)
+        if params.structured_outputs is not None:
             assert self._grammars is not None, "a core that is ready has them"
-            await self._grammars.check(sampling_params.structured_outputs)
+            await self._grammars.check(params.structured_outputs)
         self._client.check_ready()
         front = self._require_front()
         output = front.submit(
             text,
             ids,
-            SamplingParams() if sampling_params is None else sampling_params,
+            params,
             request_id=request_id,
             priority=priority,
             salt=b"" if cache_salt is None else _salt(cache_salt),

@@ -360,6 +360,12 @@ def test_skip_special_tokens(llm: LLM) -> None:
     assert complete(llm, **forced, skip_special_tokens=False).text == "<s><s><s>"
 
 
+def test_keep_special_tokens(llm: LLM) -> None:
+    forced = {"logit_bias": {BOS: 100.0}, "max_tokens": 3}
+    assert complete(llm, **forced, keep_special_tokens=["<s>"]).text == "<s><s><s>"
+    assert complete(llm, **forced, keep_special_tokens=["</s>"]).text == ""
+
+
 def test_structured_outputs(llm: LLM) -> None:
     asked = StructuredOutputsParams(choice=["class", "def"])
     assert complete(llm, structured_outputs=asked).text in ("class", "def")

@@ -227,8 +227,9 @@ def test_streams_that_outlast_the_drain_end_with_an_error(serve: Serve) -> None:
     assert "--shutdown-timeout" in server.log.read_text()
 
 
-def test_a_signal_while_the_model_loads_ends_it(serve: Serve) -> None:
-    server = serve(wait=False)
+def test_a_signal_while_the_model_loads_ends_it(serve: Serve, tmp_path: Path) -> None:
+    # Nothing is kept of an earlier start, so that it takes a while.
+    server = serve("--cache-dir", str(tmp_path / "cache"), wait=False)
     server.wait_until(lambda: server.status("/live") == 200)
     assert server.status("/ready") == 503
     refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=SECONDS)

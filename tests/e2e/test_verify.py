@@ -127,9 +127,9 @@ def wrong_rotary(monkeypatch: pytest.MonkeyPatch, built: BuiltEngine) -> None:
 def mixed_requests(monkeypatch: pytest.MonkeyPatch, built: BuiltEngine) -> None:
     init = PagedCache.__init__
 
-    def mixed(self: PagedCache, kv_cache: Any, context: Any, layout: Any) -> None:
+    def mixed(self: PagedCache, kv_cache: Any, context: Any, *rest: Any) -> None:
         tables = tuple(table.flip(0) for table in context.block_table)
-        init(self, kv_cache, dataclasses.replace(context, block_table=tables), layout)
+        init(self, kv_cache, dataclasses.replace(context, block_table=tables), *rest)
 
     monkeypatch.setattr(PagedCache, "__init__", mixed)
 

@@ -9,8 +9,8 @@ class ThreadCount:
     """Gives up a thread where threads lose their cores to others, and tries again after a while.
 
     Threads that work in lockstep are as slow as the one that shares its core, and each loses a time slice at another
-    moment. `python -m benchmarks.busy_neighbours MODEL --neighbours 1` measures what that costs. How many compute changes
-    no bit of the results.
+    moment; `python -m benchmarks.busy_neighbours MODEL --neighbours 1` measures what that costs. How many compute
+    changes no bit of the results.
     """
 
     def __init__(self) -> None:

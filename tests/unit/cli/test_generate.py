@@ -81,6 +81,7 @@ def test_json_carries_the_whole_output(run: Run, llm: FakeLLM) -> None:
         "logprobs": None,
         "finish_reason": "stop",
         "stop_reason": None,
+        "text_ends": [],
     }
     assert answer["num_cached_tokens"] == 2
     assert llm.asked[0][2].logprobs == 2
