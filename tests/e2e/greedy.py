@@ -63,25 +63,56 @@ def generated(folder: Path, prompts: Sequence[Tokens], num_tokens: int, **option
     return results
 
 
-def check(
+@dataclass(frozen=True)
+class Outcome:
+    """How one scenario went.
+
+    Attributes:
+        implementation: that ran.
+        reason: why it was taken.
+        wrong: by run, the prompts whose tokens differ.
+        num_cached: tokens that the last run found in the prefix cache.
+        num_preemptions: of all requests of the first run.
+    """
+
+    implementation: str
+    reason: str
+    wrong: list[list[int]]
+    num_cached: int
+    num_preemptions: int
+
+
+def outcome(
     folder: Path, scenario: Scenario, prompts: Sequence[Tokens], expected: Sequence[Tokens], **settings: Any
-) -> None:
-    """Assert that the engine gives `expected`."""
+) -> Outcome:
+    """Run the prompts, twice where the scenario says so, and see to it that nothing is held on to afterwards."""
     params = SamplingParams(temperature=0.0, max_tokens=len(expected[0]), ignore_eos=True, detokenize=False)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     options = {"dtype": "float32", "show_progress": False, "kv_cache_memory_bytes": 2**29} | settings
     with LLM(folder, **(options | scenario.settings)) as llm:
-        assert llm.model_impl == settings.get("model_impl", "fused"), llm.model_impl_reason
-        runs = [llm.generate(inputs, params, use_tqdm=False)]
-        if scenario.warm:
-            runs.append(llm.generate(inputs, params, use_tqdm=False))
-            assert sum(output.num_cached_tokens for output in runs[1]) > 0, "the second run hits the prefix cache"
-        for outputs in runs:
-            wrong = [i for i, output in enumerate(outputs) if output.outputs[0].token_ids != expected[i]]
-            assert not wrong, f"{scenario.name}: prompts {wrong} differ"
-        if scenario.preempts:
-            assert sum(o.metrics.num_preemptions for o in runs[0]) > 0, "the cache was small enough to preempt"
+        runs = [llm.generate(inputs, params, use_tqdm=False) for _ in range(2 if scenario.warm else 1)]
         scheduler = llm._built.core.engine.scheduler
         scheduler.check()
         assert scheduler.pool.num_referenced == 0
         assert scheduler.state_rows is None or scheduler.state_rows.num_held == 0
+        wrong = [[i for i, o in enumerate(outputs) if o.outputs[0].token_ids != expected[i]] for outputs in runs]
+        return Outcome(
+            llm.model_impl,
+            llm.model_impl_reason,
+            wrong,
+            sum(output.num_cached_tokens for output in runs[-1]),
+            sum(output.metrics.num_preemptions for output in runs[0]),
+        )
+
+
+def check(
+    folder: Path, scenario: Scenario, prompts: Sequence[Tokens], expected: Sequence[Tokens], **settings: Any
+) -> None:
+    """Assert that the engine gives `expected`."""
+    found = outcome(folder, scenario, prompts, expected, **settings)
+    assert found.implementation == settings.get("model_impl", "fused"), found.reason
+    assert not any(found.wrong), f"{scenario.name}: prompts {found.wrong} differ"
+    if scenario.warm:
+        assert found.num_cached > 0, "the second run hits the prefix cache"
+    if scenario.preempts:
+        assert found.num_preemptions > 0, "the cache was small enough to preempt"

@@ -1,4 +1,4 @@
-"""Command line of the zoo: `python -m tests.zoo check | save | fusions | programs | list`."""
+"""Command line of the zoo: `python -m tests.zoo check | save | served | watch | fusions | programs | list`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tests.zoo.data.notes import UNUSABLE
 from tests.zoo.facts import write_facts
 from tests.zoo.fusions import table
 from tests.zoo.programs import program_of
+from tests.zoo.served import all_served, page, write_rows
+from tests.zoo.watch import watch
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,6 +47,16 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("programs", help="print tests/unit/engine/program_types.txt: what kernels compute")
     command.add_argument("names", nargs="*", metavar="NAME", help="model types; none: all that can be fused")
     command.set_defaults(run=_programs)
+    command = commands.add_parser("served", help="print docs/supported-models.md: how each type is served")
+    command.add_argument("names", nargs="*", metavar="NAME", help="model types or type:variant; none: all types")
+    command.add_argument("--processes", type=int, default=2)
+    command.add_argument("--rows", type=Path, metavar="FILE", help="write the rows as lines of JSON, too")
+    command.set_defaults(run=_served)
+    command = commands.add_parser("watch", help="serve all types with another Transformers, and tell what changes")
+    command.add_argument("version", help="of Transformers, on the package index")
+    command.add_argument("--names", nargs="*", default=[], metavar="NAME", help="model types; none: all")
+    command.add_argument("--folder", type=Path, help="for its environment, kept; default: a temporary one")
+    command.set_defaults(run=_watch)
     command = commands.add_parser("list", help="print all names")
     command.set_defaults(run=_list, names=[])
     return parser
@@ -86,6 +98,23 @@ def _programs(args: argparse.Namespace) -> int:
         if program is not None:
             print(name, program, flush=True)
     return 0
+
+
+def _served(args: argparse.Namespace) -> int:
+    rows = []
+    for row in all_served(args.names or MODEL_TYPES, args.processes):
+        rows.append(row)
+        print(f"{row.name}: {row.implementation or row.reason}, {row.scenarios}", file=sys.stderr, flush=True)
+    if args.rows:
+        write_rows(rows, args.rows)
+    print(page(rows), end="")
+    return 0 if all(row.is_exact for row in rows if row.implementation) else 1
+
+
+def _watch(args: argparse.Namespace) -> int:
+    changes = watch(args.version, args.names, args.folder)
+    print("\n".join(changes) or f"nothing changes with Transformers {args.version}")
+    return 1 if changes else 0
 
 
 def _list(args: argparse.Namespace) -> int:
