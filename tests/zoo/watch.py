@@ -27,8 +27,11 @@ def watch(version: str, names: Sequence[str] = (), folder: Path | None = None) -
         folder: for the environment, which is made where it is missing; a temporary one if not given.
 
     Raises:
-        CalledProcessError: the version cannot be installed, or the zoo does not run at all.
+        FileNotFoundError: there are no rows to compare with, or the zoo does not run at all.
+        CalledProcessError: the version cannot be installed.
     """
+    if not ROWS.exists():
+        raise FileNotFoundError(f"{ROWS} is missing; make it: python -m tests.zoo served --rows {ROWS}")
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(str(folder)) as place:
         environment = Path(place) / f"transformers-{version}"
         if not environment.exists():
