@@ -104,7 +104,7 @@ def _run(name: str, folder: Path, prompts: Sequence[Tokens], expected: Sequence[
     caches = ("its own",) if by_itself else tuple(dict.fromkeys(_cache(group.kind, group.window) for group in groups))
     linears = "" if summary["num_linears"] is None else f"{summary['num_fused_linears']}/{summary['num_linears']}"
     scenarios = {}
-    for scenario in _scenarios(folder, by_itself=by_itself):
+    for scenario in _scenarios(folder, by_itself=by_itself, has_blocks=bool(groups)):
         try:
             found = outcome(folder, scenario, prompts, expected, **settings)
             scenarios[scenario.name] = _verdict(scenario, found)
@@ -122,11 +122,12 @@ def _run(name: str, folder: Path, prompts: Sequence[Tokens], expected: Sequence[
     )
 
 
-def _scenarios(folder: Path, *, by_itself: bool) -> Iterator[Scenario]:
+def _scenarios(folder: Path, *, by_itself: bool, has_blocks: bool) -> Iterator[Scenario]:
     for scenario in SCENARIOS:
         if scenario.name in COLUMNS and (not by_itself or scenario.name in _OF_ORIGINAL):
             yield scenario
-    if not by_itself:
+    # Nobody gives way where nothing but a state is kept.
+    if not by_itself and has_blocks:
         yield tiny_cache(folder, longest=max(LENGTHS) + NUM_TOKENS)
 
 
@@ -151,7 +152,7 @@ def _cache(kind: str, window: int | None) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    text = str(error) or type(error).__name__
+    text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
 
 
@@ -191,7 +192,7 @@ def page(rows: Sequence[Served]) -> str:
 
 def _line(row: Served) -> str:
     if not row.implementation:
-        return f"| {row.name} | | | | | | | {_cell(row.reason)} |"
+        return f"| {row.name} | none | | | | | | {_cell(row.reason)} |"
     wrong = [f"{COLUMNS[name]}: {_cell(text)}" for name, text in row.scenarios.items() if text != "yes"]
     ways = "yes" if not wrong else "; ".join(wrong)
     why = "" if row.implementation == "fused" else _cell(row.reason)

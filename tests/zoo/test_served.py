@@ -48,7 +48,7 @@ def test_the_page_tells_what_is_missing() -> None:
     assert "Of 3 types 2 run: 1 `fused`, 0 `plain`, 1 `original`. Exact in every way that applies: 1." in text
     assert "| llama | fused | 15/15 | avx2 | full | yes | yes |  |" in text
     assert "| packed: 1 of 9 differ | no \\| ragged batch |" in text
-    assert "| blt | | | | | | | does not run |" in text
+    assert "| blt | none | | | | | | does not run |" in text
 
 
 def test_changes_are_told_by_type() -> None:
