@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.ragged_cache import RaggedCache, RequestRows
 from transfuse.layers.ragged_mask import RaggedMask
+from transfuse.layers.replaced_forwards import forwards_replaced
 from transfuse.layers.token_dims import TokenDims
 
 
@@ -162,17 +163,8 @@ def _row(parts: Sequence[torch.Tensor], dim: int, num_tokens: int) -> torch.Tens
 def apart(model: nn.Module, classes: Collection[type[nn.Module]]) -> Iterator[list[ApartLayer]]:
     """Within it, the modules of these classes run on one request at a time."""
     layers = {module: ApartLayer(module) for module in model.modules() if type(module) in classes}
-    before = {module: vars(module).get("forward") for module in layers}
-    for module, layer in layers.items():
-        module.forward = layer
-    try:
+    with forwards_replaced(layers):
         yield list(layers.values())
-    finally:
-        for module, forward in before.items():
-            if forward is None:
-                del module.forward
-            else:
-                module.forward = forward
 
 
 def layer_to_blame(error: UnsupportedModelError, model: nn.Module) -> type[nn.Module] | None:

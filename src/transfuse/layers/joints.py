@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from transformers import Cache
 
-from transfuse.layers.lockstep import Joint, flat, forwards_replaced
+from transfuse.layers.lockstep import Joint, flat
+from transfuse.layers.replaced_forwards import forwards_replaced
 
 # Of the results' standard deviation, by which those of two parts of a row may differ from those of the whole row.
 _TOLERANCE = 1e-3

@@ -23,6 +23,7 @@ from transformers import Cache
 
 # Registers the ops below.
 import transfuse.kernels.fused_ops  # noqa: F401
+from transfuse.layers.replaced_forwards import forwards_replaced
 
 # Rows that a call is padded to: as many as `MIN_ROWS` in `engine/step_inputs.py`, for the same reason.
 _MIN_TOKENS = 4
@@ -197,22 +198,6 @@ def joined(joints: Mapping[nn.Module, Joint]) -> Iterator[None]:
             setattr(torch.ops.transfuse, name, OpJoint(packet))
     with forwards_replaced(joints):
         yield
-
-
-@contextmanager
-def forwards_replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Within it, modules have other forwards."""
-    before = {module: vars(module).get("forward") for module in forwards}
-    for module, forward in forwards.items():
-        module.forward = forward
-    try:
-        yield
-    finally:
-        for module, own in before.items():
-            if own is None:
-                del module.forward
-            else:
-                module.forward = own
 
 
 def run_in_lockstep(forwards: Sequence[Callable[[], Any]]) -> list[Any]:

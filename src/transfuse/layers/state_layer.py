@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from transfuse.cache.state_cache import StateCache, StateSpec
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.ragged_cache import RaggedCache, RequestRows
+from transfuse.layers.replaced_forwards import forwards_replaced
 from transfuse.layers.request_states import RequestStates
 from transfuse.layers.token_dims import TokenDims
 
@@ -214,14 +215,5 @@ class StateLayer:
 def keeping_states(modules: Collection[nn.Module]) -> Iterator[list[StateLayer]]:
     """Within it, these modules run on the requests of a row, each with its states."""
     layers = {module: StateLayer(module) for module in modules}
-    before = {module: vars(module).get("forward") for module in layers}
-    for module, layer in layers.items():
-        module.forward = layer
-    try:
+    with forwards_replaced(layers):
         yield list(layers.values())
-    finally:
-        for module, forward in before.items():
-            if forward is None:
-                del module.forward
-            else:
-                module.forward = forward
