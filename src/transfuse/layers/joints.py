@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from transformers import Cache
 
 from transfuse.layers.lockstep import Joint, flat
 from transfuse.layers.replaced_forwards import forwards_replaced
+from transfuse.layers.token_dims import Shapes, shapes_of, token_dim
 
 # Of the results' standard deviation, by which those of two parts of a row may differ from those of the whole row.
 _TOLERANCE = 1e-3
@@ -54,29 +55,22 @@ def find_joints(model: nn.Module, forward: Callable[[int], object], short: int, 
     return {module: joint for module, joint in found.items() if module not in inner}
 
 
-_Shapes = list[torch.Size | None]
-
-
 @dataclass
 class _Calls:
     """Notes shapes of the leaves of each call of a forward, and of each result; None for what is no tensor."""
 
     forward: Callable[..., Any]
-    given: list[_Shapes] = field(default_factory=list)
-    results: list[_Shapes] = field(default_factory=list)
+    given: list[Shapes] = field(default_factory=list)
+    results: list[Shapes] = field(default_factory=list)
     holds_cache: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, _ = flat((args, kwargs))
         self.holds_cache |= any(isinstance(leaf, Cache) for leaf in leaves)
-        self.given.append(_shapes(leaves))
+        self.given.append(shapes_of(leaves))
         result = self.forward(*args, **kwargs)
-        self.results.append(_shapes(flat(result)[0]))
+        self.results.append(shapes_of(flat(result)[0]))
         return result
-
-
-def _shapes(leaves: Sequence[Any]) -> _Shapes:
-    return [leaf.shape if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
 
 
 _Dims = list[int | None]
@@ -101,21 +95,11 @@ def _dims(short: _Calls, long: _Calls, counts: tuple[int, int]) -> tuple[_Dims, 
     return found
 
 
-def _token_dims(one: _Shapes, other: _Shapes, counts: tuple[int, int]) -> _Dims | None:
-    if len(one) != len(other):
+def _token_dims(one: Shapes, other: Shapes, counts: tuple[int, int]) -> _Dims | None:
+    try:
+        return [token_dim(a, b, counts) for a, b in zip(one, other, strict=True)]
+    except ValueError:
         return None
-    found: _Dims = []
-    for a, b in zip(one, other, strict=True):
-        if a is None or b is None or len(a) != len(b):
-            if a is not b:
-                return None
-            found.append(None)
-            continue
-        differing = [dim for dim, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]]
-        if len(differing) > 1 or any((a[dim], b[dim]) != counts for dim in differing):
-            return None
-        found.append(differing[0] if differing else None)
-    return found
 
 
 @dataclass

@@ -21,6 +21,7 @@ from transformers.cache_utils import (
 from transfuse.cache.groups import LayerSpec
 from transfuse.cache.state_cache import StateSpec
 from transfuse.errors import UnsupportedModelError
+from transfuse.layers.token_dims import shapes_of, token_dim
 
 # What such a layer is made of, by the name of the attribute.
 _State = dict[str, Any]
@@ -124,8 +125,8 @@ class OwnCacheForm:
             same: _State = {}
             for name in sorted(one.keys() | other.keys()):
                 a, b = one.get(name), other.get(name)
-                dim = _token_dim(a, b, short.num_tokens, long.num_tokens)
-                if dim is not None and isinstance(b, torch.Tensor):
+                dim = _token_dim(a, b, (short.num_tokens, long.num_tokens))
+                if dim is not None:
                     tensors.append(_kept(index, name, dim, b, page_dtype))
                 elif type(a) is int and (a, b) == (short.num_tokens, long.num_tokens):
                     counts.add((index, name))
@@ -258,13 +259,11 @@ def _kept(layer: int, name: str, dim: int, tensor: torch.Tensor, page_dtype: tor
     return kept
 
 
-def _token_dim(one: Any, other: Any, first: int, second: int) -> int | None:
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.dim() != other.dim():
+def _token_dim(one: Any, other: Any, counts: tuple[int, int]) -> int | None:
+    try:
+        return token_dim(*shapes_of((one, other)), counts)
+    except ValueError:
         return None
-    differing = [dim for dim, pair in enumerate(zip(one.shape, other.shape, strict=True)) if pair[0] != pair[1]]
-    if len(differing) != 1 or (one.shape[differing[0]], other.shape[differing[0]]) != (first, second):
-        return None
-    return differing[0]
 
 
 def _states(layer: int, name: str, single: Snapshot | None, pair: tuple[Any, Any]) -> list[StateSpec] | None:
