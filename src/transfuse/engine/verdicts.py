@@ -76,5 +76,6 @@ def where(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     outside = [f for f in frames if "transfuse" not in Path(f.filename).parts and "torch" not in Path(f.filename).parts]
     place = f" ({Path(outside[-1].filename).name}:{outside[-1].lineno})" if outside else ""
-    message = str(error).strip().splitlines()[0][:200] if str(error).strip() else "no message"
+    # An assertion often says nothing but what it is of.
+    message = (str(error).strip() or (outside[-1].line if outside else None) or "no message").splitlines()[0][:200]
     return f"{type(error).__name__}: {message}{place}"

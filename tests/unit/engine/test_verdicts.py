@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import types
@@ -216,3 +217,14 @@ def test_nothing_but_the_verdict_is_left(llama: PreTrainedModel, tmp_path: Path)
     verdicts.keep_verdict(path, Verdict(False, 'says "no"\n', "loaded"))
     assert list(path.parent.iterdir()) == [path]
     assert kept_verdict(path) == Verdict(False, 'says "no"\n', "loaded")
+
+
+def test_an_error_without_a_message_shows_the_line_that_raised_it() -> None:
+    def fail(size: int) -> None:
+        assert size == 2
+
+    with pytest.raises(AssertionError) as caught:
+        fail(3)
+    error = AssertionError().with_traceback(caught.value.__traceback__)
+    assert re.fullmatch(r"AssertionError: assert size == 2 \(test_verdicts.py:\d+\)", verdicts.where(error))
+    assert verdicts.where(AssertionError()) == "AssertionError: no message"
