@@ -96,9 +96,9 @@ class FusedRunner(PlainRunner):
         if self.lockstep is not None:
             self._no_program = "each request has a forward of its own"
             return num_bytes
-        if self.remarks:
+        if self.layers_on_parts:
             # How often such layers run depends on the batch.
-            self._no_program = self.remarks[0]
+            self._no_program = f"{', '.join(self.layers_on_parts)} runs on a part of the requests at a time"
             return num_bytes
         loaded, observe = load_kernels(), self.observe
         if loaded.library is None:

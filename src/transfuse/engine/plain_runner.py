@@ -143,6 +143,11 @@ class PlainRunner(ModelRunner):
             found.append(f"{', '.join(singly)} continues texts token by token, since its code begins anew with several")
         return found
 
+    @property
+    def layers_on_parts(self) -> list[str]:
+        """Classes of layers that do not run on the whole row, but on one request of it after the other, or on some."""
+        return list(dict.fromkeys([*(layer.__name__ for layer in self.apart), *(a.name for a in self._state_layers)]))
+
     def _before_probe(self) -> None:
         """Called before each try to run the model on a ragged row."""
 
