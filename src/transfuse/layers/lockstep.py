@@ -31,6 +31,9 @@ _MIN_TOKENS = 4
 # Ops that rewritten forwards call with a weight.
 _OPS = ("linear", "linear_act", "linear_glu")
 
+# Joints of all models that run side by side.
+_in_use: list[Mapping[nn.Module, Joint]] = []
+
 _hub: ContextVar[greenlet.greenlet | None] = ContextVar("transfuse_hub", default=None)
 
 
@@ -131,16 +134,16 @@ class OpJoint(Meeting):
     """
 
     def __init__(self, packet: Callable[..., Any]) -> None:
-        self._packet = packet
+        self.packet = packet
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._packet, name)
+        return getattr(self.packet, name)
 
     def __call__(self, x: torch.Tensor, *rest: Any, **named: Any) -> Any:
         """In one of several forwards, wait for the others; elsewhere, call the op."""
         hub = _others()
         if hub is None:
-            return self._packet(x, *rest, **named)
+            return self.packet(x, *rest, **named)
         return hub.switch(_Call(self, (x, *rest, *named.items())))
 
     def fits(self, one: Sequence[Any], other: Sequence[Any]) -> bool:
@@ -152,7 +155,7 @@ class OpJoint(Meeting):
         rows = [call.leaves[0].flatten(0, -2) for call in calls]
         _, *rest = calls[0].leaves
         args = [value for value in rest if not isinstance(value, tuple)]
-        result = self._packet(_row(rows, 0), *args, **dict(value for value in rest if isinstance(value, tuple)))
+        result = self.packet(_row(rows, 0), *args, **dict(value for value in rest if isinstance(value, tuple)))
         counts = [len(row) for row in rows]
         parts = result.split([*counts, len(result) - sum(counts)])
         return [part.view(*call.leaves[0].shape[:-1], -1) for part, call in zip(parts, calls, strict=False)]
@@ -190,14 +193,20 @@ def _row(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
 def joined(joints: Mapping[nn.Module, Joint]) -> Iterator[None]:
     """Within it, the modules are called for several forwards at once where `run_in_lockstep` runs these.
 
-    The ops of rewritten forwards are too, from the first such model on: elsewhere that changes nothing.
+    The ops of rewritten forwards are too, as long as any model needs it: elsewhere that changes nothing.
     """
-    for name in _OPS:
-        packet = getattr(torch.ops.transfuse, name)
-        if not isinstance(packet, OpJoint):
-            setattr(torch.ops.transfuse, name, OpJoint(packet))
-    with forwards_replaced(joints):
-        yield
+    if not _in_use:
+        for name in _OPS:
+            setattr(torch.ops.transfuse, name, OpJoint(getattr(torch.ops.transfuse, name)))
+    _in_use.append(joints)
+    try:
+        with forwards_replaced(joints):
+            yield
+    finally:
+        _in_use.remove(joints)
+        if not _in_use:
+            for name in _OPS:
+                setattr(torch.ops.transfuse, name, getattr(torch.ops.transfuse, name).packet)
 
 
 def run_in_lockstep(forwards: Sequence[Callable[[], Any]]) -> list[Any]:

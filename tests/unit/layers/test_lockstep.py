@@ -117,6 +117,16 @@ def test_an_op_with_one_weight_is_called_once_for_all_rows() -> None:
         torch.testing.assert_close(result, torch.relu(x @ w.T + bias))
 
 
+def test_ops_are_as_they_were_once_no_model_runs_side_by_side() -> None:
+    packet, first, second = torch.ops.transfuse.linear, joined({}), joined({})
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.ops.transfuse.linear.packet is packet
+    second.__exit__(None, None, None)
+    assert torch.ops.transfuse.linear is packet
+
+
 class Block(nn.Module):
     """Modules that treat tokens alike, and some that do not."""
 
