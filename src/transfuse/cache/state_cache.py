@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,11 +50,18 @@ class StateCache:
         self.num_rows = num_rows
         # Untouched memory is not committed by the system, and rows are zeroed when they are handed out.
         self.tensors = {spec: torch.empty((num_rows, *spec.shape), dtype=spec.dtype) for spec in specs}
+        self._by_layer: dict[int, dict[StateSpec, torch.Tensor]] = {}
+        for spec, tensor in self.tensors.items():
+            self._by_layer.setdefault(spec.layer, {})[spec] = tensor
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all rows."""
         return self.num_rows * row_bytes(self.specs)
+
+    def of_layer(self, layer: int) -> Mapping[StateSpec, torch.Tensor]:
+        """Those of `tensors` that a layer keeps."""
+        return self._by_layer.get(layer, {})
 
     def rows(self, row: int) -> list[torch.Tensor]:
         """Views [1, *shape] of one request's states, in the order of `specs`."""

@@ -73,9 +73,9 @@ class RequestStates:
     def store(self) -> None:
         """Write back what lies elsewhere than in the cache, and end the loan."""
         if not isinstance(self._rows, slice):
-            for spec, tensor in self._cache.tensors.items():
-                if spec.layer in self._layers:
-                    tensor.index_copy_(0, self._rows, _states(self._layers[spec.layer], spec.kind)[spec.index])
+            for layer_idx, layer in self._layers.items():
+                for spec, tensor in self._cache.of_layer(layer_idx).items():
+                    tensor.index_copy_(0, self._rows, _states(layer, spec.kind)[spec.index])
         self._layers.clear()
 
     def _layer(self, layer_idx: int) -> LinearAttentionLayer:
@@ -85,7 +85,7 @@ class RequestStates:
         return found
 
     def _lent(self, layer_idx: int) -> LinearAttentionLayer:
-        tensors = {spec: tensor for spec, tensor in self._cache.tensors.items() if spec.layer == layer_idx}
+        tensors = self._cache.of_layer(layer_idx)
         if not tensors:
             raise UnsupportedModelError(f"layer {layer_idx} keeps a state now, and did not in the first forward")
         layer = LinearAttentionLayer(1 + max(spec.index for spec in tensors))
