@@ -201,14 +201,17 @@ def _waves(requests: Sequence[_Request], kv_cache: KVCache, context: StepContext
         return [list(requests)]
     block_size = kv_cache.keys[0].shape[2]
     table, slots = context.block_table[0], context.slot_mapping[0]
-    writes = {r.index: set((slots[r.start : r.stop] // block_size).tolist()) for r in requests}
-    reads = {r.index: set(table[r.index, : -(-r.past // block_size)].tolist()) for r in requests}
+    writers = {block: r.index for r in requests for block in (slots[r.start : r.stop] // block_size).tolist()}
+    awaited: dict[int, set[int]] = {}
+    for r in requests:
+        blocks = table[r.index, : -(-r.past // block_size)].tolist()
+        awaited[r.index] = {writers[block] for block in blocks if block in writers} - {r.index}
     waves: list[list[_Request]] = []
-    left = list(requests)
+    left = {r.index: r for r in requests}
     while left:
-        ready = [r for r in left if not any(reads[r.index] & writes[other.index] for other in left if other is not r)]
-        waves.append(ready)
-        left = [r for r in left if r not in ready]
+        waves.append([r for r in left.values() if left.keys().isdisjoint(awaited[r.index])])
+        for r in waves[-1]:
+            del left[r.index]
     return waves
 
 
