@@ -89,10 +89,14 @@ class LockstepForward:
     def _found_form(self) -> OwnCacheForm:
         try:
             short = self._probe(_SHORT)
-        except Exception:
+        except Exception as error:
             # A model may take a cache of a class of its own only, which it makes where it is given none.
             self._makes_own_cache = True
-            short = self._probe(_SHORT)
+            try:
+                short = self._probe(_SHORT)
+            except Exception:
+                # It was not for want of that.
+                raise error from None
         (whole, long), single = self._call(None, torch.arange(_LONG), 0, list(range(_LONG))), self._probe(1)
         snapshots = [Snapshot.of(cache, count) for cache, count in ((short, _SHORT), (long, _LONG), (single, 1))]
         one, other, least = snapshots
