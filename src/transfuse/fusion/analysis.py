@@ -46,21 +46,29 @@ def analyse_trace(model: nn.Module, trace: ModelTrace) -> Analysis:
     return Analysis(plan, analysis.kinds)
 
 
-def trace_model(model: nn.Module, probe: LayerProbe | None = None) -> ModelTrace:
-    """The forward of a copy of `model` without numbers, on one ragged row.
+def trace_model(model: nn.Module) -> ModelTrace:
+    """The forward of a copy of a Transformers model for causal language modelling, without numbers.
 
-    Its attention and experts go to the seams that the engine serves it with. A model that does not run so is recorded
-    as Transformers runs it, unless somebody wants to know what the engine's cache would see.
+    It runs on one ragged row, or, if it does not run so, as Transformers runs it.
+    """
+    config: Any = model.config
+    ragged = trace_on_row(model, LayerProbe(config))
+    return ragged if ragged.error is None else trace_alone(model, ragged)
+
+
+def trace_on_row(model: nn.Module, probe: LayerProbe) -> ModelTrace:
+    """The forward on one ragged row, with attention and experts going to the seams that the engine serves it with.
 
     Args:
-        model: a Transformers model for causal language modelling.
-        probe: takes the place of its cache; None for one that nobody looks at afterwards.
+        model: as for `trace_model`.
+        probe: takes the place of its cache.
     """
     twin: Any = meta_twin(model)
-    probed = LayerProbe(twin.config) if probe is None else probe
-    ragged = record(twin, lambda recorder: run_ragged(twin, recorder, probed))
-    if ragged.error is None or probe is not None:
-        return ragged
+    return record(twin, lambda recorder: run_ragged(twin, recorder, probe))
+
+
+def trace_alone(model: nn.Module, ragged: ModelTrace) -> ModelTrace:
+    """The forward as Transformers runs it; `ragged`, which broke off, where that breaks off sooner."""
     for makes_own_cache in (False, True):
         twin = meta_twin(model)
         alone = record(twin, partial(run_alone, twin, makes_own_cache=makes_own_cache))

@@ -22,6 +22,7 @@ def report_json(report: Report) -> str:
         "name": report.name,
         "facts": dict(report.facts),
         "implementation": {"name": report.implementation.name, "reason": report.implementation.reason},
+        "row_refusal": report.row_refusal or None,
         "plan": json.loads(report.plan.to_json()),
         "nodes": {
             "before": _counts(report.before),

@@ -36,6 +36,7 @@ class Report:
         before: nodes of its graph.
         after: nodes of the graph of the fused module; None where it could not be recorded.
         after_error: why not.
+        row_refusal: see `Recording`.
         seconds: of each part of the work.
     """
 
@@ -48,6 +49,7 @@ class Report:
     before: NodeCounts
     after: NodeCounts | None
     after_error: str | None = None
+    row_refusal: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -94,6 +96,7 @@ def inspect_subject(subject: Subject, cache_dir: Path, build_seconds: float = 0.
         before=before,
         after=after,
         after_error=None if fused is None else fused.trace.error,
+        row_refusal=recording.row_refusal,
         seconds=clock.seconds,
     )
 

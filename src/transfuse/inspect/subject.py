@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from transfuse.errors import UnsupportedModelError
-from transfuse.fusion.analysis import trace_model
+from transfuse.fusion.analysis import trace_alone, trace_on_row
 from transfuse.inspect.attention import AttentionLayer, AttentionProbe
 from transfuse.inspect.contractions import Row
 from transfuse.models.gguf import gguf_dtype
@@ -32,11 +32,14 @@ class Recording:
         trace: what ran.
         row: on what.
         attention: attentions over the cache that ran in it.
+        row_refusal: why it is the forward as Transformers runs it, and not one on a row of several requests; empty
+            where it is that, or the module is no model.
     """
 
     trace: ModelTrace
     row: Row
     attention: tuple[AttentionLayer, ...] = ()
+    row_refusal: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,10 @@ def _config_dtype(config: PreTrainedConfig) -> torch.dtype:
 
 def _record(module: Any) -> Recording:
     probe = AttentionProbe(module.config)
-    trace = trace_model(module, probe)
+    ragged = trace_on_row(module, probe)
+    trace = ragged if ragged.error is None else trace_alone(module, ragged)
+    if trace is not ragged:
+        return Recording(trace, _row(trace), row_refusal=ragged.error or "")
     return Recording(trace, _row(trace), tuple(probe.attention))
 
 

@@ -26,6 +26,8 @@ def summary(report: Report) -> dict[str, str]:
     facts: dict[str, str] = {}
     if report.implementation.name != "none":
         facts["auto takes"] = f"{report.implementation.name}: {report.implementation.reason}"
+    if report.row_refusal:
+        facts["recorded"] = f"as Transformers runs it, since a row of several requests ends in {report.row_refusal}"
     if report.plan.error is not None:
         facts["breaks off"] = report.plan.error
     facts["linears"] = linear_share(report.plan)

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import Qwen3MoeConfig
+from transformers import BloomConfig, Qwen3MoeConfig
 
 from tests.unit.inspect.models import Fails, Shared, Stack, llama_config, report_of
 from transfuse.fusion.plan import Fusion
 from transfuse.inspect.plan_lines import fusion_line
 from transfuse.inspect.python_class import load_class_subject
 from transfuse.inspect.report import Report, inspect_subject
+from transfuse.inspect.summary import summary
 
 
 def report_on(cls: type, tmp_path: Path) -> Report:
@@ -78,3 +79,13 @@ def test_a_broken_forward_is_told_once_where_it_broke(tmp_path: Path) -> None:
 def test_what_goes_through_a_seam_names_no_op() -> None:
     assert fusion_line(Fusion("attention", (), ())) == "attention"
     assert fusion_line(Fusion("qkv", ("q", "k"), ("linear",))) == "qkv: q, k → linear"
+
+
+def test_a_model_whose_requests_run_side_by_side_is_shown_as_transformers_runs_it(tmp_path: Path) -> None:
+    report = report_of(BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=128), tmp_path)
+    assert {node.module_class for node in report.tree.walk() if node.status == "not run"} == {"ModuleList"}
+    assert report.plan.num_fused_linears == report.plan.num_linears > 0
+    assert report.after is not None
+    facts = summary(report)
+    assert "breaks off" not in facts
+    assert "BloomModel.forward (modeling_bloom.py:" in facts["recorded"]
