@@ -278,10 +278,10 @@ def _states(layer: int, name: str, single: Snapshot | None, pair: tuple[Any, Any
     for index, (one, other, another) in enumerate(zip(*leaves, strict=True)):
         shapes = {tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in (one, other, another)}
         shape = shapes.pop()
-        if shapes or not (_is_same(one, other) or shape):
-            return None
-        if shape and shape[0] == 1:
+        if not shapes and shape and shape[0] == 1:
             found.append(StateSpec(layer, index, name, shape[1:], one.dtype))
+        elif not (_is_same(one, other) and _is_same(other, another)):
+            return None
     return found
 
 

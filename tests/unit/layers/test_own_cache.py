@@ -162,6 +162,15 @@ def test_a_state_of_another_size_is_refused() -> None:
         form.states_of(cache)
 
 
+@pytest.mark.parametrize("shape", [(2, 4), (2, 1, 4), ()])
+def test_a_state_that_is_not_of_one_request_is_refused(shape: tuple[int, ...]) -> None:
+    def make(count: int) -> list[torch.Tensor]:
+        return [torch.randn(1, 4), torch.full(shape, float(count))]
+
+    with pytest.raises(UnsupportedModelError, match=r"cache layer 0 \(list\) keeps \.itself"):
+        _form_of(make)
+
+
 class _OwnCache:
     def __init__(self, count: int) -> None:
         self.state = {0: (torch.randn(1, 4), torch.randn(1, 2)), 1: None}
