@@ -11,9 +11,6 @@ from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, Line
 from transfuse.cache.state_cache import StateCache, StateSpec
 from transfuse.errors import UnsupportedModelError
 
-# What models call to read and write states; everything else is refused by name.
-STATE_CALLS = ("get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state")
-
 
 class RequestStates:
     """Rows of the state cache, answering the calls that Transformers code makes to its own.
