@@ -256,7 +256,7 @@ class PlainRunner(ModelRunner):
         return logits if arguments.takes_logit_rows else logits[context.logit_rows]
 
     def release(self, request_id: str) -> None:
-        """Nothing: a request keeps only blocks."""
+        """Nothing: what a request keeps, blocks and a row of states, is the scheduler's."""
 
     def close(self) -> None:
         """See `ModelRunner.close`."""
