@@ -27,7 +27,7 @@ class BoundedGrammars:
     Args:
         tokenizer: the model's.
         vocab_size: number of logits.
-        seconds: most time for one grammar.
+        seconds: most processor time for one grammar; by the clock it may take twice as long.
         memory_bytes: most memory for one grammar, beyond what its process takes.
     """
 

@@ -26,7 +26,7 @@ class BoundedTemplates:
     Args:
         sources: Jinja source by name; the usual one is `default`.
         special_tokens: what templates read, such as `bos_token`, by name.
-        seconds: most time for one rendering.
+        seconds: most processor time for one rendering; by the clock it may take twice as long.
         memory_bytes: most memory for one rendering, beyond what its process takes.
         max_chars: longest text.
     """

@@ -31,7 +31,7 @@ class WorkerPool:
     Args:
         module: what the processes run; see `transfuse.text.worker`.
         settings: what it reads first, `memory_bytes` among it.
-        seconds: most time for one piece of work.
+        seconds: most processor time for one piece of work; by the clock it may take twice as long.
         max_answer: most bytes of an answer.
         name: what the processes do, for messages, such as `renders chat templates`.
     """

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import transfuse
 from transfuse.config import bare_environment
 from transfuse.errors import EngineError
@@ -21,6 +23,8 @@ from transfuse.text import worker
 
 _START_SECONDS = 60.0
 _LATE_SECONDS = 0.05
+# A busy machine may take so many times as long by the clock as the process computes.
+_MOST_STRETCH = 2
 
 
 class WorkerProcessError(Exception):
@@ -43,6 +47,7 @@ class WorkerProcess:
         self._max_answer = max_answer
         self._name = name
         self._process: Process | None = None
+        self._usage: psutil.Process | None = None
 
     async def ask(self, request: bytes, seconds: float) -> tuple[bytes, bytes]:
         """What a piece of work came to, and the rest of the answer.
@@ -50,7 +55,7 @@ class WorkerProcess:
         Raises:
             EngineError: the process cannot be started.
             WorkerProcessError: it is gone.
-            TimeoutError: it took longer than `seconds`; it is killed.
+            TimeoutError: it computed for longer than `seconds`, or took twice as long by the clock; it is killed.
         """
         if self._process is None or self._process.returncode is not None:
             await self.kill()
@@ -80,16 +85,21 @@ class WorkerProcess:
                 env=environment,
                 start_new_session=True,
             )
+            self._usage = psutil.Process(self._process.pid)
             await self._exchange(self._settings, _START_SECONDS)
-        except (OSError, WorkerProcessError) as error:
+        except (OSError, WorkerProcessError, psutil.Error) as error:
             await self.kill()
             raise EngineError(f"The process that {self._name} cannot be started: {error!r}.") from error
 
     async def _exchange(self, frame: bytes, seconds: float) -> bytes:
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         exchange = asyncio.create_task(self._write_and_read(self._process.stdin, self._process.stdout, frame))
+        clock = asyncio.get_running_loop().time
+        before, latest, left = self._computed(), clock() + _MOST_STRETCH * seconds, seconds
         try:
-            await asyncio.wait({exchange}, timeout=seconds)
+            while left > 0 and not exchange.done():
+                await asyncio.wait({exchange}, timeout=max(left, _LATE_SECONDS))
+                left = min(seconds - (self._computed() - before), latest - clock())
             if not exchange.done():
                 # It may be the loop that was late, not the answer.
                 await asyncio.wait({exchange}, timeout=_LATE_SECONDS)
@@ -99,6 +109,15 @@ class WorkerProcess:
         finally:
             exchange.cancel()
             await asyncio.wait({exchange})
+
+    def _computed(self) -> float:
+        """Seconds of a processor that the process has taken so far; 0 once it has ended."""
+        assert self._usage is not None, "it was started"
+        try:
+            times = self._usage.cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
 
     async def _write_and_read(self, sink: StreamWriter, source: StreamReader, frame: bytes) -> bytes:
         try:

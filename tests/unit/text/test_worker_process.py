@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -62,6 +63,23 @@ def test_a_process_that_takes_too_long() -> None:
         with pytest.raises(TimeoutError):
             await process.ask(request(FOREVER), 0.2)
         assert await process.ask(request("x"), 30) == (worker.TEXT, b"x")
+        await process.kill()
+
+    asyncio.run(main())
+
+
+def test_time_is_that_of_the_processor_up_to_twice_as_long_by_the_clock() -> None:
+    async def main() -> None:
+        process = process_that_renders()
+        await process.ask(request("x"), 30)
+        assert process._process is not None
+        pid, loop = process._process.pid, asyncio.get_running_loop()
+        os.kill(pid, signal.SIGSTOP)  # as if others took the processor
+        loop.call_later(1.2, os.kill, pid, signal.SIGCONT)
+        assert await process.ask(request("late"), 1.0) == (worker.TEXT, b"late")
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            await process.ask(request("never"), 0.1)
         await process.kill()
 
     asyncio.run(main())
