@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import OrderedDict
 
@@ -22,7 +23,7 @@ class BoundedGrammars:
     """Says whether what an answer must be can be had, for a server: no schema takes its time or memory.
 
     A grammar that the library compiles within limits of work, and whose first mask it computes, costs the engine no
-    more than it cost here. What has been found good is remembered by its content. All methods belong to one event loop.
+    more than it cost here. What has been found good is remembered by its digest. All methods belong to one event loop.
 
     Args:
         tokenizer: the model's.
@@ -43,7 +44,7 @@ class BoundedGrammars:
             "memory_bytes": memory_bytes,
         }
         self._pool = WorkerPool(_WORKER, settings, seconds=seconds, max_answer=_MAX_ANSWER, name="tries grammars out")
-        self._known: OrderedDict[StructuredOutputsParams, None] = OrderedDict()
+        self._known: OrderedDict[bytes, None] = OrderedDict()  # digests: a grammar may have a megabyte
 
     async def check(self, params: StructuredOutputsParams) -> None:
         """Return if the grammar can be had.
@@ -53,17 +54,19 @@ class BoundedGrammars:
             EngineError: no process can be started.
             StructuredOutputsError: it cannot; the message says why, or names the limit that it exceeds.
         """
-        if params not in self._known:
-            await self._try(params)
-        self._known[params] = None
-        self._known.move_to_end(params)
+        request = json.dumps(params.as_mapping()).encode()
+        digest = hashlib.sha256(request).digest()
+        if digest not in self._known:
+            await self._try(params, request)
+        self._known[digest] = None
+        self._known.move_to_end(digest)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
 
-    async def _try(self, params: StructuredOutputsParams) -> None:
+    async def _try(self, params: StructuredOutputsParams, request: bytes) -> None:
         name = f"The answer cannot be held to its {params.name}, which"
         try:
-            kind, content = await self._pool.ask(json.dumps(params.as_mapping()).encode())
+            kind, content = await self._pool.ask(request)
         except TimeoutError:
             raise StructuredOutputsError(
                 f"{name} takes longer than {self._seconds:g} s to compile. Simplify it."
