@@ -12,7 +12,7 @@ _NAME_KEYS = ("name", "tool_name", "function")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
 _ID_KEYS = ("id", "tool_call_id")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_MAX_NAME = 256
+MAX_NAME = 256
 
 
 class NoCallError(ValueError):
@@ -45,13 +45,13 @@ def call_of(name: object, arguments: object, call_id: object = None) -> Call:
     Raises:
         NoCallError: they are not.
     """
-    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise NoCallError("no name")
     if isinstance(arguments, str):
         arguments = read_json(arguments) if arguments.strip() else {}
     if not isinstance(arguments, dict):
         raise NoCallError("the arguments are no object")
-    usable_id = call_id if isinstance(call_id, str) and 0 < len(call_id) <= _MAX_NAME else None
+    usable_id = call_id if isinstance(call_id, str) and 0 < len(call_id) <= MAX_NAME else None
     return Call(_printable(name), to_json(arguments), None if usable_id is None else _printable(usable_id))
 
 

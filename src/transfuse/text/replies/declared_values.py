@@ -16,7 +16,8 @@ from transfuse.text.replies.python_calls import python_calls
 PATTERN_SECONDS: Final = 0.5
 PARSERS: Final = ("text", "int", "float", "bool", "json", "xml-inline", "kv-lines", "python-call-list")
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
-_JSON_STRING: Final = r'"(?:\\.|[^"\\])*"'
+# It matches at every quote, ended or not, so that no text is looked at twice.
+_JSON_STRING: Final = r'"(?:\\.|[^"\\])*+(?:"|\\?\Z)'
 _BARE_KEY: Final = r"(?<=[{,])\s*(?P<key>\w+)\s*:"
 
 
@@ -58,14 +59,15 @@ def _read_json(text: str, plain: str, args: Mapping[str, Any]) -> Any:
     strings = [f"{re.escape(start)}(?P<s{index}>.*?){re.escape(end)}" for index, (start, end) in enumerate(delimiters)]
     keys = [_BARE_KEY] if args.get("unquoted_keys") else []
 
-    def as_json(match: re.Match[str]) -> str:
+    def as_json(match: regex.Match[str]) -> str:
         name = match.lastgroup
         if name is None:
-            return match[0]
+            return str(match[0])
         return f"{json.dumps(match[name])}:" if name == "key" else json.dumps(match[name])
 
     try:
-        return read_json(re.sub("|".join([*strings, _JSON_STRING, *keys]), as_json, text, flags=re.DOTALL))
+        pattern = "|".join([*strings, _JSON_STRING, *keys])
+        return read_json(regex.sub(pattern, as_json, text, flags=regex.DOTALL, timeout=PATTERN_SECONDS))
     except NoCallError:
         if args.get("allow_non_json"):
             return plain

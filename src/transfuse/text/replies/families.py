@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from transfuse.text.replies.calls import Call, NoCallError, call_of, calls_of, read_json, typed
+from transfuse.text.replies.calls import MAX_NAME, Call, NoCallError, call_of, calls_of, read_json, typed
 from transfuse.text.replies.python_calls import python_calls
 from transfuse.text.replies.scanners import (
     ByBracket,
@@ -106,11 +106,15 @@ class _Tags:
 
 
 _TAG_WINDOW: Final = 256
+# Names are bounded, so that a search does not run to the text's end from every tag that is never closed.
 _EQUALS_TAGS = _Tags(
-    re.compile(r"<function=([^>\n]+)>"), "</function>", re.compile(r"\s*<parameter=([^>\n]+)>"), "</parameter>"
+    re.compile(rf"<function=([^>\n]{{1,{MAX_NAME}}})>"),
+    "</function>",
+    re.compile(r"\s*<parameter=([^>\n]+)>"),
+    "</parameter>",
 )
 _NAME_TAGS = _Tags(
-    re.compile(r'<invoke name="([^"\n]+)">'),
+    re.compile(rf'<invoke name="([^"\n]{{1,{MAX_NAME}}})">'),
     "</invoke>",
     re.compile(r'\s*<parameter name="([^"\n]+)"[^>\n]*>'),
     "</parameter>",
@@ -186,7 +190,7 @@ def _read_mistral(region: str, tools: Tools) -> list[Call]:
 
 _DEEPSEEK_SEPARATOR: Final = "<｜tool▁sep｜>"
 _DEEPSEEK_END: Final = "<｜tool▁call▁end｜>"
-_FENCED = re.compile(r"\s*(\S+)\s*```json\s*(\{.*\})\s*```\s*", re.DOTALL)
+_FENCED = re.compile(rf"\s*(\S{{1,{MAX_NAME}}})\s*```json\s*(\{{.*\}})\s*```\s*", re.DOTALL)
 
 
 def _read_deepseek(region: str, tools: Tools) -> list[Call]:

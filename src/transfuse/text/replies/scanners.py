@@ -135,7 +135,7 @@ class Named(Scanner):
             return self._scanner.feed(text)
         ahead, brace, rest = text.partition("{")
         self._head += ahead
-        if self._ahead.fullmatch(self._head) is None or len(self._head) > _MAX_HEAD:
+        if len(self._head) > _MAX_HEAD or self._ahead.fullmatch(self._head) is None:
             raise NoCallError("more than a name")
         if not brace:
             return None

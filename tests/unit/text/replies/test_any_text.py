@@ -95,10 +95,8 @@ def test_time_is_linear(name: str) -> None:
     chosen = choose_format(family.template)
     random.seed(0)
     openers = [*markers_of(name), *PIECES]
-    runs = [opener * 50 for opener in openers] + ["".join(random.choices(openers, k=300))]
+    runs = [opener * 400 for opener in openers] + ["".join(random.choices(openers, k=300))]
     for run in runs:
-        if len(run) < 100:
-            continue
         times = []
         for factor in (1, 20):
             parser = chosen.parser("", tools_of(TOOLS), family.special)
@@ -109,3 +107,21 @@ def test_time_is_linear(name: str) -> None:
             parser.finish()
             times.append(time.process_time() - start)
         assert times[1] < 100 * times[0] + 0.02, (run[:50], times)
+
+
+N = 100_000
+# Regions of calls whose readers look for what never comes.
+ENDLESS = {
+    "granite": "<|tool_call|>" + " " * N + "x",
+    "qwen3-coder": "<tool_call>" + "<function=" * (N // 10) + "</tool_call>",
+    "seed": "<seed:tool_call>" + "<function=" * (N // 10) + "</seed:tool_call>",
+    "deepseek-v3": "<｜tool▁call▁begin｜>x<｜tool▁sep｜>" + "x```json{" * (N // 9) + "}<｜tool▁call▁end｜>",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_time_is_linear_where_all_comes_at_once(name: str) -> None:
+    text, start = ENDLESS[name], time.process_time()
+    reply, _ = read(FAMILIES[name], "", [text])
+    assert time.process_time() - start < 1
+    assert not reply.calls and len(reply.content) >= N // 2

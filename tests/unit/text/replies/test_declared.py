@@ -160,6 +160,19 @@ def test_what_is_no_call_is_text(name: str, text: str) -> None:
     assert said(read(name, [text])[0]) == ("", text, [])
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("json", '<call>{"a": "' + '\\"' * 50_000 + "</call>"),
+        ("lax", "<|call>call:weather{a:<q>" + '"\\' * 50_000 + "<call|>"),
+    ],
+)
+def test_a_text_that_never_ends_takes_no_time(name: str, text: str) -> None:
+    start = time.process_time()
+    assert said(read(name, [text])[0]) == ("", text, [])
+    assert time.process_time() - start < 1
+
+
 def test_without_tools_a_call_is_text() -> None:
     text = '<call>{"name": "weather", "arguments": {}}</call>'
     assert said(read("json", [text], tools=[])[0]) == ("", text, [])
