@@ -53,7 +53,7 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         keep_special_tokens: special tokens that stay in the text even so, such as those around calls of tools.
         structured_outputs: what the answer must be, such as JSON of a schema. It may still be cut off by `max_tokens`
-            or a stop string, and has no end before `min_tokens`.
+            or a stop string, and before `min_tokens` it ends only where nothing can follow.
 
     Raises:
         SamplingParamsError: a value is of the wrong type or out of range.

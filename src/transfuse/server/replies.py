@@ -155,8 +155,8 @@ class ReplyPlan:
         if self.tools and not self.format.tells_calls_from_json:
             raise FieldError(
                 "tools",
-                "This model writes calls as JSON, which cannot be told from an answer that is held to a form. Leave "
-                'out either, or set tool_choice to "none" or "required".',
+                "This model's calls are JSON where they are held to schemas, which cannot be told from an answer that "
+                'is held to a form. Leave out either, or set tool_choice to "none" or "required".',
                 "unsupported_parameter",
             )
         return replace(self.demand, tools=self.demand.tools or self.tools.parameters, body=structure_term(structure))
