@@ -88,31 +88,18 @@ _GLM_TURN = """
             {%- endfor %}
             {{- '</tool_call>' }}
         {%- endfor %}"""
-_LFM_TURN = """
+_PYTHON_TURN = """
         {{- m.content or '' }}
         {%- if m.tool_calls %}
-            {{- '<|tool_call_start|>[' }}
+            {{- '%START%' }}
             {%- for call in m.tool_calls %}
-                {{- ', ' if not loop.first }}{{- call.function.name ~ '(' }}
+                {{- '%BETWEEN%' if not loop.first }}{{- call.function.name ~ '(' }}
                 {%- for name, value in call.function.arguments.items() %}
                     {{- ', ' if not loop.first }}{{- name ~ '=' ~ value | tojson }}
                 {%- endfor %}
                 {{- ')' }}
             {%- endfor %}
-            {{- ']<|tool_call_end|>' }}
-        {%- endif %}"""
-_OLMO_TURN = """
-        {{- m.content or '' }}
-        {%- if m.tool_calls %}
-            {{- '<function_calls>' }}
-            {%- for call in m.tool_calls %}
-                {{- '\n' if not loop.first }}{{- call.function.name ~ '(' }}
-                {%- for name, value in call.function.arguments.items() %}
-                    {{- ', ' if not loop.first }}{{- name ~ '=' ~ value | tojson }}
-                {%- endfor %}
-                {{- ')' }}
-            {%- endfor %}
-            {{- '</function_calls>' }}
+            {{- '%STOP%' }}
         {%- endif %}"""
 _JSON_TURN = """
         {{- m.content or '' }}
@@ -160,6 +147,10 @@ def _tags(prefix: str, call: str, end: str, argument: str, quote: str) -> str:
     return _chatml(turn)
 
 
+def _python(start: str, stop: str, between: str = ", ") -> str:
+    return _PYTHON_TURN.replace("%START%", start).replace("%STOP%", stop).replace("%BETWEEN%", between)
+
+
 def _list(before: str, after: str) -> str:
     return _chatml(_LIST_TURN.replace("%BEFORE%", before).replace("%AFTER%", after))
 
@@ -181,18 +172,7 @@ _LLAMA = """{{ bos_token }}
 _LLAMA4 = """{{ bos_token }}
 {%- for m in messages %}
     {{- '<|header_start|>' ~ m.role ~ '<|header_end|>\n\n' }}
-    {{- m.content or '' }}
-    {%- if m.tool_calls %}
-        {{- '%START%[' }}
-        {%- for call in m.tool_calls %}
-            {{- ', ' if not loop.first }}{{- call.function.name ~ '(' }}
-            {%- for name, value in call.function.arguments.items() %}
-                {{- ', ' if not loop.first }}{{- name ~ '=' ~ value | tojson }}
-            {%- endfor %}
-            {{- ')' }}
-        {%- endfor %}
-        {{- ']%STOP%' }}
-    {%- endif %}
+    %TURN%
     {{- '<|eot|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|header_start|>assistant<|header_end|>\n\n' }}{% endif %}
@@ -298,14 +278,18 @@ FAMILIES = {
     "llama3-tag": Family(
         _LLAMA.replace("%TAG%", "<|python_tag|>"), "<|eot_id|>", ("<|python_tag|>",), 1, has_content=False
     ),
-    "llama4": Family(_LLAMA4.replace("%START%", "").replace("%STOP%", ""), "<|eot|>", has_content=False),
+    "llama4": Family(_LLAMA4.replace("%TURN%", _python("[", "]")), "<|eot|>", has_content=False),
     "llama4-tag": Family(
-        _LLAMA4.replace("%START%", "<|python_start|>").replace("%STOP%", "<|python_end|>"),
+        _LLAMA4.replace("%TURN%", _python("<|python_start|>[", "]<|python_end|>")),
         "<|eot|>",
         ("<|python_start|>", "<|python_end|>"),
     ),
-    "lfm2": Family(_chatml(_LFM_TURN), "<|im_end|>\n", ("<|tool_call_start|>", "<|tool_call_end|>")),
-    "olmo3": Family(_chatml(_OLMO_TURN), "<|im_end|>\n"),
+    "lfm2": Family(
+        _chatml(_python("<|tool_call_start|>[", "]<|tool_call_end|>")),
+        "<|im_end|>\n",
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+    ),
+    "olmo3": Family(_chatml(_python("<function_calls>", "</function_calls>", "\n")), "<|im_end|>\n"),
     "mistral-v3": Family(_MISTRAL.replace("%CALLS%", _MISTRAL_V3), "</s>", ("[TOOL_CALLS]",)),
     "mistral-v11": Family(
         _MISTRAL.replace("%CALLS%", _MISTRAL_V11),
