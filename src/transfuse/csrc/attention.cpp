@@ -14,6 +14,7 @@
 #include "attention_amx.h"
 #include "attention_cache.h"
 #include "attention_narrow.h"
+#include "attention_output.h"
 #include "attention_plan.h"
 #include "attention_softmax.h"
 #include "attention_workspace.h"
@@ -41,7 +42,8 @@ class Attention {
         key_size_(op.tensor[1].size[3]),
         value_size_(op.tensor[2].size[3]),
         num_words_(round_up((key_size_ + kWidth<Word> - 1) / kWidth<Word>, kTiled<Word> ? kLanes : 1)),
-        stride_(round_up(value_size_, kValueStep)) {
+        stride_(round_up(value_size_, kValueStep)),
+        output_(op, lengths_, stride_) {
     const float scale = static_cast<float>(op.floats[0]), softcap = static_cast<float>(op.floats[1]);
     // In units of ln 2, so that weights are powers of two.
     softcap_ = softcap * kLog2E;
@@ -65,7 +67,7 @@ class Attention {
         next_ = i + 1 < num_items ? &plan.items[i + 1] : nullptr;
         compute(plan.items[i]);
       } else {
-        clear_row(num_rows + i - num_items);
+        output_.clear(num_rows + i - num_items);
       }
     });
   }
@@ -75,6 +77,8 @@ class Attention {
   static constexpr int64_t kValueStep = kLanes * kWidth<Word>;
   // Results have room for a multiple of so many rows.
   static constexpr int kRowStep = kTiled<Word> ? kLanes : 1;
+  // Columns of keys that are multiplied together.
+  static constexpr int kColumnStep = kTiled<Word> ? 2 : 1;
   // Rows of a product's block, and rows that are too few to make packing worth while.
   static constexpr int kMaxRows = kTiled<Word> ? kLanes : kBlockRows;
   static constexpr int kFewRows = kTiled<Word> ? kLanes : kNarrowRows;
@@ -118,7 +122,7 @@ class Attention {
       compute_partition(item, item.partition + i, states);
       if (i > 0) merge(item.num_rows, stride_, total_, states);
     }
-    finish(item);
+    output_.write(item, total_);
   }
 
   // One of several items of a tile: who comes last puts the partitions together.
@@ -134,7 +138,7 @@ class Attention {
     clear(item.num_rows, stride_, total_);
     const int64_t num_partitions = (item.last_seen + kPartitionKeys - 1) / kPartitionKeys - origin;
     for (int64_t i = 0; i < num_partitions; i++) merge(item.num_rows, stride_, total_, partial(item, i));
-    finish(item);
+    output_.write(item, total_);
   }
 
   RowStates partial(const Item& item, int64_t index) const {
@@ -146,11 +150,9 @@ class Attention {
   void pack_query(const Item& item) {
     const Tensor& query = op_.tensor[0];
     for (int r = 0; r < item.num_rows; r++) {
-      const int64_t token = (item.row + r) / lengths_.group;
-      const int64_t head = item.head * lengths_.group + (item.row + r) % lengths_.group;
-      const int64_t offset = (lengths_.starts[item.request] + token) * query.stride[0] + head * query.stride[1];
-      const int64_t position = lengths_.context(item.request) + token;
-      views_[r].position = position;
+      const auto [token, head] = place_of(lengths_, item, r);
+      const int64_t offset = token * query.stride[0] + head * query.stride[1];
+      views_[r].position = lengths_.context(item.request) + token - lengths_.starts[item.request];
       if (op_.tensor[8]) slopes_[r] = number_at(op_.tensor[8], head * op_.tensor[8].stride[0]) * kLog2E;
       Word* to = query_ + r * num_words_;
       if constexpr (kWidth<Word> == 1) {
@@ -195,20 +197,14 @@ class Attention {
 
   // Columns of keys that lie in [begin, end), counted from the tile's first.
   void compute_tile(const Item& item, int64_t tile, int64_t begin, int64_t end, const RowStates& states) {
-    const Span seen = whole({static_cast<int>(begin - tile) / kLanes,
-                             static_cast<int>(end - tile + kLanes - 1) / kLanes, false});
-    for (int r = 0; r < item.num_rows; r++) {
-      RowView& view = views_[r];
-      const int64_t oldest = lengths_.window > 0 ? view.position - lengths_.window + 1 - tile : 0;
-      view.first = static_cast<int32_t>(std::min<int64_t>(kTileKeys, std::max<int64_t>(0, oldest)));
-      view.last = static_cast<int32_t>(std::min<int64_t>(kTileKeys, std::max<int64_t>(0, view.position + 1 - tile)));
-    }
+    for (int r = 0; r < item.num_rows; r++) views_[r].look_at(tile, lengths_.window);
     Fetcher<T> fetcher(*ahead_, key_size_, value_size_);
     if (item.num_rows <= kFewRows) {
       compute_narrow(item.num_rows, tile, fetcher, states);
       fetcher.rest();
       return;
     }
+    const Columns seen = columns_of(begin - tile, end - tile, kColumnStep);
     pack_keys<Word>(rows_->keys(), key_size_, num_words_, seen.begin, seen.end, fetcher, keys_);
     pack_values<Word>(rows_->values(), value_size_, seen.begin, seen.end, fetcher, values_, stride_);
     fetcher.rest();
@@ -220,35 +216,21 @@ class Attention {
       compute_block(block_begin(block), block_begin(block + 1) - block_begin(block), tile, states);
   }
 
-  // The columns of keys that some of the rows see, and whether each row sees all of them.
-  struct Span {
-    int begin, end;
-    bool masked;
-  };
-
-  // Extended to columns that are multiplied together.
-  static Span whole(Span keys) {
-    if (!kTiled<Word>) return keys;
-    return {keys.begin / 2 * 2, (keys.end + 1) / 2 * 2, keys.masked};
+  // The columns of keys that some of the rows see, which are in ascending order of position.
+  Columns seen_by(int row, int num_rows) const {
+    return columns_of(views_[row].first, views_[row + num_rows - 1].last, kColumnStep);
   }
 
-  Span span(int row, int num_rows) const {
-    // Rows are in ascending order of position.
+  void weigh(int row, int num_rows, Columns keys, int64_t tile, const RowStates& states, float* alpha) {
     const RowView &oldest = views_[row], &newest = views_[row + num_rows - 1];
-    Span keys = whole({oldest.first / kLanes, (newest.last + kLanes - 1) / kLanes, false});
-    keys.masked = newest.first > keys.begin * kLanes || oldest.last < keys.end * kLanes;
-    return keys;
-  }
-
-  void weigh(int row, int num_rows, const Span& keys, int64_t tile, const RowStates& states, float* alpha) {
-    softmax(Block{num_rows, keys.begin, keys.end, keys.masked, tile, views_ + row,
-                  op_.tensor[8] ? slopes_ + row : nullptr, scores_, states.largest + row, lane_sums_ + row * kLanes,
-                  alpha},
+    const bool masked = newest.first > keys.begin * kLanes || oldest.last < keys.end * kLanes;
+    softmax(Block{num_rows, keys.begin, keys.end, masked, tile, views_ + row, op_.tensor[8] ? slopes_ + row : nullptr,
+                  scores_, states.largest + row, lane_sums_ + row * kLanes, alpha},
             softcap_, weights_);
   }
 
   void compute_block(int row, int num_rows, int64_t tile, const RowStates& states) {
-    const Span keys = span(row, num_rows);
+    const Columns keys = seen_by(row, num_rows);
     if (keys.begin >= keys.end) return;
     float alpha[kMaxRows];
     score(num_rows, query_ + row * num_words_, num_words_, keys_, keys.begin, keys.end, scale_, scores_);
@@ -258,7 +240,7 @@ class Attention {
 
   // Rows that are too few to make packing worth while.
   void compute_narrow(int num_rows, int64_t tile, Fetcher<T>& fetcher, const RowStates& states) {
-    const Span keys = span(0, num_rows);
+    const Columns keys = seen_by(0, num_rows);
     float alpha[kFewRows];
     if constexpr (kTiled<Word>) {
       score_few(num_rows, narrow_query_, num_words_, rows_->keys(), key_size_, keys.begin, keys.end, scale_, fetcher,
@@ -277,33 +259,6 @@ class Attention {
     }
   }
 
-  // Divides by the sum of the weights, sinks included, and writes the rows.
-  void finish(const Item& item) {
-    const Tensor& out = op_.tensor[7];
-    for (int r = 0; r < item.num_rows; r++) {
-      const int64_t token = lengths_.starts[item.request] + (item.row + r) / lengths_.group;
-      const int64_t head = item.head * lengths_.group + (item.row + r) % lengths_.group;
-      float* acc = total_.acc + r * stride_;
-      const float factor = 1.0f / total_with_sink(r, head);
-      for (int64_t i = 0; i < stride_; i += kLanes) store(acc + i, load(acc + i) * broadcast(factor));
-      write_row(out, token * out.stride[0] + head * out.stride[1], value_size_, acc);
-    }
-  }
-
-  float total_with_sink(int r, int64_t head) const {
-    if (!op_.tensor[6]) return total_.sum[r];
-    const float sink = number_at(op_.tensor[6], head * op_.tensor[6].stride[0]) * kLog2E;
-    // A sink far above the scores makes this infinite, and the row 0.
-    return total_.sum[r] + std::exp2(sink - total_.largest[r]);
-  }
-
-  void clear_row(int64_t token) const {
-    const Tensor& out = op_.tensor[7];
-    const size_t size = item_size(out.dtype);
-    for (int64_t head = 0; head < out.size[1]; head++)
-      std::memset(out.as<char>() + (token * out.stride[0] + head * out.stride[1]) * size, 0, value_size_ * size);
-  }
-
   const Op& op_;
   Team& team_;
   const Lengths lengths_;
@@ -311,6 +266,7 @@ class Attention {
   const int64_t key_size_, value_size_;
   const int64_t num_words_;  // in a key
   const int64_t stride_;     // of values and results
+  const Output output_;
   float scale_, softcap_;
 
   Arena arena_;
@@ -330,15 +286,9 @@ class Attention {
 
 void paged_attention(const Op& op, Team& team) {
   using attention::Attention;
-  if (op.tensor[1].dtype == kFloat32) {
-    Attention<float, float>(op, team).run();
-    return;
-  }
+  if (op.tensor[1].dtype == kFloat32) return Attention<float, float>(op, team).run();
 #if defined(__AVX512BF16__)
-  if (op.tensor[0].dtype == kBFloat16) {
-    Attention<bf16, attention::Pair>(op, team).run();
-    return;
-  }
+  if (op.tensor[0].dtype == kBFloat16) return Attention<bf16, attention::Pair>(op, team).run();
 #endif
   Attention<bf16, float>(op, team).run();
 }

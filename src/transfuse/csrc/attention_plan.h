@@ -49,6 +49,15 @@ struct Item {
   int64_t first_tile() const { return first_key() / kTileKeys * kTileKeys; }
 };
 
+// The token, counted through the step, and the query head of an item's row.
+struct Place {
+  int64_t token, head;
+};
+inline Place place_of(const Lengths& lengths, const Item& item, int64_t r) {
+  const int64_t row = item.row + r;
+  return {lengths.starts[item.request] + row / lengths.group, item.head * lengths.group + row % lengths.group};
+}
+
 struct Plan {
   std::vector<Item> items;
   int64_t num_partials;  // floats of workspace

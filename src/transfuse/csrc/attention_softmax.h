@@ -1,6 +1,7 @@
 // The softmax of a few rows over one tile of keys, and how results over separate keys become one.
 #pragma once
 
+#include <algorithm>
 #include <cfloat>
 
 #include "attention_tile.h"
@@ -21,7 +22,25 @@ struct RowStates {
 struct RowView {
   int64_t position;
   int32_t first, last;
+
+  // Turns to the tile whose first key has this position; a window of 0 shows all keys up to the query.
+  void look_at(int64_t tile, int64_t window) {
+    const int64_t oldest = window > 0 ? position - window + 1 - tile : 0;
+    first = static_cast<int32_t>(std::clamp<int64_t>(oldest, 0, kTileKeys));
+    last = static_cast<int32_t>(std::clamp<int64_t>(position + 1 - tile, 0, kTileKeys));
+  }
 };
+
+// Columns [begin, end) of a tile's keys.
+struct Columns {
+  int begin, end;
+};
+
+// Those that keys [first, last), counted from the tile's first, lie in, extended to multiples of `step`.
+inline Columns columns_of(int64_t first, int64_t last, int step) {
+  const int64_t width = step * kLanes;
+  return {static_cast<int>(first / width) * step, static_cast<int>((last + width - 1) / width) * step};
+}
 
 // What softmax works on for the rows of a block and a tile's columns [begin, end) of keys.
 struct Block {
