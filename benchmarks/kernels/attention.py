@@ -1,11 +1,11 @@
 """How the compiled `paged_attention` compares with torch's attention on contiguous tensors and with its torch twin.
 
 python -m benchmarks.kernels.attention --threads 2 --dtype bfloat16
+python -m benchmarks.kernels.attention --targets amx_bf16 avx512_bf16 --threads 1 --own-time
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
@@ -13,9 +13,9 @@ from itertools import cycle
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.kernels.arguments import Clock, parse, parser_of
 from benchmarks.kernels.repeated import compare, repeated_op
 from transfuse.kernels.cpu.library import Library
-from transfuse.kernels.cpu.loading import load_kernels
 from transfuse.kernels.torch_ops import paged_attention
 
 BLOCK_SIZE = 16
@@ -111,39 +111,51 @@ class Inputs:
 
 def main() -> None:
     """Print speeds and ratios for each case."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser = parser_of(__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each ratio")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    library = load_kernels().library
-    if library is None:
-        parser.error(str(load_kernels()))
+    arguments, libraries, clock = parse(parser)
     dtype = getattr(torch, arguments.dtype)
-    print(f"{library.target}, {arguments.threads} threads, {arguments.dtype}")
+    print(f"{arguments.targets[0]}, {arguments.threads} threads, {arguments.dtype}")
     for case in CASES:
         size = case.cache_bytes(dtype)
         inputs = [
             Inputs(case, dtype, seed) for seed in range(max(1, CACHE_BYTES // size) if case.query_len == 1 else 1)
         ]
-        calls = [each.native(library, arguments.threads) for each in inputs]
-        print(describe(case, size, calls, inputs, arguments.seconds), flush=True)
+        calls = {
+            name: [each.native(library, arguments.threads) for each in inputs] for name, library in libraries.items()
+        }
+        print(describe(case, size, calls, inputs, arguments.seconds, clock), flush=True)
 
 
-def describe(case: Case, size: int, calls: list[Callable[[], None]], inputs: list[Inputs], seconds: float) -> str:
+def describe(
+    case: Case,
+    size: int,
+    calls: dict[str, list[Callable[[], None]]],
+    inputs: list[Inputs],
+    seconds: float,
+    clock: Clock,
+) -> str:
     """A line: our speed, and how often it is the others'."""
+    first, *others = calls
 
     def ours() -> None:
-        for call in calls:
+        for call in calls[first]:
             call()
 
-    turns = cycle(inputs), cycle(inputs)
-    sdpa = compare(ours, lambda: next(turns[0]).contiguous(), ours_per_call=len(calls), seconds=seconds)
-    twin = compare(ours, lambda: next(turns[1]).twin(), ours_per_call=len(calls), seconds=seconds)
+    turns = {
+        "sdpa": cycle([each.contiguous for each in inputs]),
+        "twin": cycle([each.twin for each in inputs]),
+        **{name: cycle(calls[name]) for name in others},
+    }
+    found = {
+        name: compare(ours, lambda turn=turn: next(turn)(), ours_per_call=len(inputs), seconds=seconds, clock=clock)
+        for name, turn in turns.items()
+    }
+    median = found["sdpa"].ours
+    ratios = "  ".join(f"{each.ratio:5.2f} x {name}" for name, each in found.items())
     shape = f"{case.num_requests:3} x {case.query_len:4} of {case.seq_len:4}  {case.num_heads}/{case.num_kv_heads}"
-    speed = f"{sdpa.ours * 1e6:9.1f} us {case.flops / sdpa.ours / 1e9:6.0f} GFLOP/s {size / sdpa.ours / 1e9:5.1f} GB/s"
-    return f"{shape:>24} x {case.head_dim:3}  {speed}  {sdpa.ratio:5.2f} x sdpa  {twin.ratio:5.2f} x twin"
+    speed = f"{median * 1e6:9.1f} us {case.flops / median / 1e9:6.0f} GFLOP/s {size / median / 1e9:5.1f} GB/s"
+    return f"{shape:>24} x {case.head_dim:3}  {speed}  {ratios}"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ python -m benchmarks.kernels.linear --targets amx_bf16 avx512_bf16 --threads 1 -
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 
@@ -16,8 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from transfuse.config import default_cache_dir
-from transfuse.kernels.cpu.build import build
+from benchmarks.kernels.arguments import Clock, parse, parser_of
 from transfuse.kernels.cpu.library import DTYPES, NUM_SYMBOLS, OP, Library, NativeProgram
 from transfuse.kernels.cpu.packing import (
     ENCODINGS,
@@ -27,40 +25,24 @@ from transfuse.kernels.cpu.packing import (
     weight_buffer,
     worthwhile_exponents,
 )
-from transfuse.kernels.cpu.targets import machine_targets
 
 READ_NUMBERS = 15_000_000
 # Ours run as parts of a program, in one parallel region.
 OPS_PER_PROGRAM = 8
-# Gives seconds.
-Clock = Callable[[], float]
 SHAPES = ["576x576", "1536x576", "576x3072", "1024x6144", "4096x4096", "576x49152"]
 
 
 def main() -> None:
     """Print speeds and ratios for each shape and number of rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser = parser_of(__doc__)
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="KxN")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 32, 64, 256])
     parser.add_argument("--seconds", type=float, default=1.0, help="for each line")
     parser.add_argument(
-        "--targets", nargs="+", choices=machine_targets(), default=machine_targets()[:1], help="ours is the first"
-    )
-    parser.add_argument(
         "--megabytes", type=int, default=250, help="of weights, more than the caches hold, so that each is in memory"
     )
-    parser.add_argument(
-        "--own-time", action="store_true", help="count what one thread computed, not the time: others use the machine"
-    )
     parser.add_argument("--quantile", type=float, default=0.5, help="of the samples; low where others use the machine")
-    arguments = parser.parse_args()
-    if arguments.own_time and arguments.threads > 1:
-        parser.error("--own-time needs --threads 1")
-    torch.set_num_threads(arguments.threads)
-    clock = time.thread_time if arguments.own_time else time.perf_counter
-    libraries = {name: Library(build(name, default_cache_dir() / "kernels")) for name in arguments.targets}
+    arguments, libraries, clock = parse(parser)
     dtype = getattr(torch, arguments.dtype)
     print(f"{arguments.targets[0]}, {arguments.threads} threads, {arguments.dtype}; the memory is read by torch's sum")
     for shape in arguments.shapes:
@@ -69,15 +51,15 @@ def main() -> None:
         for rows in arguments.rows:
             samples = measure(weights.candidates(rows, arguments.threads, clock), arguments.seconds)
             seconds = {name: float(np.quantile(times, arguments.quantile)) for name, times in samples.items()}
-            print(describe(shape, rows, n * k, dtype.itemsize, seconds), flush=True)
+            print(describe(shape, rows, n * k, weights.num_bytes, seconds), flush=True)
 
 
-def describe(shape: str, rows: int, size: int, item: int, seconds: dict[str, float]) -> str:
-    """A line: our speed, and how often it is the others'."""
+def describe(shape: str, rows: int, size: int, num_bytes: int, seconds: dict[str, float]) -> str:
+    """A line: our speed on `size` numbers in so many bytes, and how often it is the others'."""
     ours = seconds.pop(next(iter(seconds)))
     memory = seconds.pop("memory") / (READ_NUMBERS * 4)
     ratios = "  ".join(f"{other / ours:5.2f} x {name}" for name, other in seconds.items())
-    speed = f"{size * item / ours / 1e9:6.1f} GB/s ({size * item * memory / ours:4.0%} of memory)"
+    speed = f"{num_bytes / ours / 1e9:6.1f} GB/s ({num_bytes * memory / ours:4.0%} of memory)"
     return f"{shape:>10} M {rows:4}  {speed} {2 * size * rows / ours / 1e9:6.0f} GFLOP/s  {ratios}"
 
 
@@ -100,6 +82,7 @@ class Weights:
         self.weights = [(torch.randn(n, k) * 0.02).to(dtype) for _ in range(count)]
         self.packed = {name: self.pack(library) for name, library in libraries.items()}
         self.first = next(iter(libraries.values()))
+        self.num_bytes = next(iter(self.packed.values()))[0].data.nbytes
         self.plain = self.pack(self.first, coded=False)
         reorder = torch.ops.mkldnn._reorder_linear_weight
         self.prepacked = [reorder(weight, None) for weight in self.weights] if dtype is torch.bfloat16 else []

@@ -60,20 +60,25 @@ class Comparison:
 
 
 def compare(
-    ours: Callable[[], object], theirs: Callable[[], object], *, ours_per_call: int = 1, seconds: float = 0.3
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    *,
+    ours_per_call: int = 1,
+    seconds: float = 0.3,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
-    """Let both run in turns, for about `seconds`."""
+    """Let both run in turns, for about `seconds`; each is timed by the clock."""
     ours()
     theirs()
     first, second = [], []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(first) < 3:
-        start = time.perf_counter()
+        start = clock()
         ours()
-        middle = time.perf_counter()
+        middle = clock()
         for _ in range(ours_per_call):
             theirs()
         first.append((middle - start) / ours_per_call)
-        second.append((time.perf_counter() - middle) / ours_per_call)
+        second.append((clock() - middle) / ours_per_call)
     ratio = statistics.median(b / a for a, b in zip(first, second, strict=True))
     return Comparison(statistics.median(first), statistics.median(second), ratio)
