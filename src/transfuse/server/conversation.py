@@ -83,29 +83,37 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self._messages: list[Message] = []
         self._names: dict[str, str] = {}  # of functions, by the id of their call
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages so far."""
+        return [
+            {name: str(value) if isinstance(value, _Text) else value for name, value in message.items()}
+            for message in self._messages
+        ]
 
     def add_system(self, text: str) -> None:
         """What the system or the developer says."""
-        if not self.messages:
-            self.messages.append({"role": "system", "content": text})
-        elif len(self.messages) == 1 and self.messages[0]["role"] == "system":
-            _join(self.messages[0], "content", text, "\n\n")
+        if not self._messages:
+            self._messages.append({"role": "system", "content": _Text("\n\n")})
+        if len(self._messages) == 1 and self._messages[0]["role"] == "system":
+            self._messages[0]["content"].add(text)
         else:
             self.add_user(f"<system-reminder>\n{text}\n</system-reminder>")
 
     def add_user(self, text: str) -> None:
         """What the user says."""
-        _join(self._turn("user"), "content", text, "\n")
+        self._turn("user")["content"].add(text)
 
     def add_assistant(self, text: str) -> None:
         """What the model said."""
-        _join(self._turn("assistant"), "content", text, "\n")
+        self._turn("assistant")["content"].add(text)
 
     def add_reasoning(self, text: str) -> None:
         """What the model thought."""
-        _join(self._turn("assistant"), "reasoning_content", text, "\n")
+        self._turn("assistant").setdefault("reasoning_content", _Text("\n")).add(text)
 
     def add_call(self, call_id: str, name: str, arguments: Mapping[str, Any]) -> None:
         """A call that the model made."""
@@ -123,16 +131,26 @@ class Turns:
             **more: further fields of the message, for templates that read them.
         """
         name = {"name": self._names[call_id]} if call_id in self._names else {}
-        self.messages.append({"role": "tool", "tool_call_id": call_id, **name, "content": text, **more})
+        self._messages.append({"role": "tool", "tool_call_id": call_id, **name, "content": text, **more})
 
     def _turn(self, role: str) -> Message:
         """The message that is added to: the last one, if it is this side's."""
-        if not self.messages or self.messages[-1]["role"] != role:
+        if not self._messages or self._messages[-1]["role"] != role:
             # With content, if it is only calls: not every template asks whether there is any.
-            self.messages.append({"role": role, "content": ""})
-        return self.messages[-1]
+            self._messages.append({"role": role, "content": _Text("\n")})
+        return self._messages[-1]
 
 
-def _join(message: Message, field_name: str, text: str, between: str) -> None:
-    before = message.get(field_name)
-    message[field_name] = before + between + text if before else text
+class _Text:
+    """What one side says, joined once: a request may cut megabytes into very many pieces."""
+
+    def __init__(self, between: str) -> None:
+        self._between = between
+        self._pieces: list[str] = []
+
+    def add(self, piece: str) -> None:
+        if piece or self._pieces:
+            self._pieces.append(piece)
+
+    def __str__(self) -> str:
+        return self._between.join(self._pieces)

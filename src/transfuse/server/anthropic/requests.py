@@ -120,15 +120,16 @@ class PromptFields(ApiModel):
         for index, message in enumerate(self.messages):
             for place, block in enumerate(message.content):
                 _add_block(turns, message.role, block, f"messages[{index}].content[{place}]")
-        if not turns.messages:
+        messages = turns.messages
+        if not messages:
             raise FieldError("messages", "messages hold no text; send at least one block of it.")
         continues = self.messages[-1].role == "assistant"
-        if continues and turns.messages[-1].get("tool_calls"):
+        if continues and messages[-1].get("tool_calls"):
             raise FieldError(
                 "messages",
                 "messages end with a tool_use block. Send a tool_result for it in a message of the role user.",
             )
-        return Conversation(turns.messages, self._arguments(settings, continues))
+        return Conversation(messages, self._arguments(settings, continues))
 
     def tool_use(self) -> ToolUse:
         """How the tools may be used."""

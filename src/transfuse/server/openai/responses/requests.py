@@ -138,7 +138,8 @@ class InputFields(ApiModel):
             turns.add_system(self.instructions)
         for item in items:
             add_to(turns, item)
-        if not turns.messages:
+        messages = turns.messages
+        if not messages:
             raise FieldError("input", "input holds nothing that the model could answer; send at least one message.")
         effort = None if self.reasoning is None else self.reasoning.effort
         off = effort == "none"
@@ -147,7 +148,7 @@ class InputFields(ApiModel):
             arguments["verbosity"] = self.text.verbosity
         optional = {"chat_template": settings.chat_template, "tools": tools.definitions}
         given = {name: value for name, value in optional.items() if value}
-        return Conversation(turns.messages, {"add_generation_prompt": True, **arguments, **given})
+        return Conversation(messages, {"add_generation_prompt": True, **arguments, **given})
 
 
 class InputTokensRequest(InputFields):
