@@ -80,12 +80,33 @@ class ReplyReader:
         return self._parser.feed(piece) if piece else []
 
 
+def function_tool(
+    name: str, description: str | None, parameters: Mapping[str, Any], *, strict: bool | None = None, **more: Any
+) -> dict[str, Any]:
+    """A tool in the shape of the OpenAI API, which is how chat templates read it, whichever API it came by.
+
+    Args:
+        name: that the model knows it by.
+        description: None where there is none.
+        parameters: JSON schema of its arguments.
+        strict: hold the arguments to the schema.
+        **more: further fields, for templates that read them.
+    """
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    function["parameters"] = parameters
+    if strict:
+        function["strict"] = True
+    return {"type": "function", "function": function | more}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
     """The tools of a request, whichever API it came by.
 
     Attributes:
-        tools: in the shape of the OpenAI API: `{"type": "function", "function": {...}}`.
+        tools: see `function_tool`.
         mode: whether the model may call some, must, or must not.
         name: the only one that it may call; None for any.
         is_parallel: whether it may make several calls at once.

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from transfuse.server.anthropic.blocks import CacheControl, ToolName
 from transfuse.server.bodies import ApiModel, refusal
-from transfuse.server.replies import ToolUse
+from transfuse.server.replies import ToolUse, function_tool
 
 
 def _refuse_hosted(value: Any) -> Any:
@@ -53,15 +53,10 @@ class Tool(ApiModel):
 
     def as_function(self) -> dict[str, Any]:
         """The tool as chat templates read it."""
-        function: dict[str, Any] = {"name": self.name}
-        if self.description is not None:
-            function["description"] = self.description
-        function["parameters"] = self.input_schema.model_dump()
-        if self.strict:
-            function["strict"] = True
-        if self.input_examples:
-            function["input_examples"] = self.input_examples
-        return {"type": "function", "function": function}
+        examples = {"input_examples": self.input_examples} if self.input_examples else {}
+        return function_tool(
+            self.name, self.description, self.input_schema.model_dump(), strict=self.strict, **examples
+        )
 
 
 AnyTool = Annotated[Tool, BeforeValidator(_refuse_hosted)]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator
-from pydantic_core import PydanticCustomError
 
-from transfuse.server.bodies import MAX_TOOLS, ApiModel
+from transfuse.server.bodies import MAX_TOOLS, ApiModel, refusal
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -15,8 +14,8 @@ ToolName = Annotated[str, Field(min_length=1, max_length=256)]
 def _refuse_hosted(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind != "function":
-        reason = f"a tool of type {kind[:40]!r} is not served; define it as a function with parameters"
-        raise PydanticCustomError("refused", "{reason}", {"reason": reason, "code": "unsupported_parameter"})
+        message = f"a tool of type {kind[:40]!r} is not served; define it as a function with parameters"
+        raise refusal(message)
     return value
 
 

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag
 from transfuse.server.bodies import MAX_TOOLS, ApiModel, refusal
 from transfuse.server.errors import FieldError
 from transfuse.server.openai.responses.items import offered_name
-from transfuse.server.replies import ToolUse
+from transfuse.server.replies import ToolUse, function_tool
 
 # Agents offer these beside their own tools, and work without; the API runs them, or only its models know them.
 _LEFT_OUT: Final = frozenset(
@@ -49,13 +49,8 @@ class FunctionTool(_Tool):
 
     def as_function(self, name: str) -> dict[str, Any]:
         """The tool as chat templates read it."""
-        function: dict[str, Any] = {"name": name}
-        if self.description is not None:
-            function["description"] = self.description
-        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
-        if self.strict:
-            function["strict"] = True
-        return {"type": "function", "function": function}
+        parameters = self.parameters or {"type": "object", "properties": {}}
+        return function_tool(name, self.description, parameters, strict=self.strict)
 
 
 class _TextFormat(ApiModel):
@@ -84,8 +79,7 @@ class CustomTool(_Tool):
             "properties": {"input": {"type": "string", "description": "The tool's input, as it is."}},
             "required": ["input"],
         }
-        function = {"name": name, "description": description.strip(), "parameters": parameters}
-        return {"type": "function", "function": function}
+        return function_tool(name, description.strip(), parameters)
 
 
 OwnTool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
