@@ -114,7 +114,8 @@ class ResponseAnswer(SpokenAnswer):
         asked = self._asked
         if asked.body.store is not False:
             outputs = tuple(_as_input(item) for item in response.output)
-            size = num_bytes_of(asked.before) + num_bytes_of(asked.inputs) + 2 * num_bytes_of(outputs)
+            # What the request says beside its items, such as instructions and tools, is in the response.
+            size = num_bytes_of((response, *asked.before, *asked.inputs, *outputs))
             tenant = self.generation.request.state.tenant
             self._store.add(Entry(response, tenant, asked.before, asked.inputs, outputs, size))
         return response

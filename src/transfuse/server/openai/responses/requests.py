@@ -93,18 +93,23 @@ class InputFields(ApiModel):
         """The items of the request, each with an id; references are replaced by what they refer to.
 
         Raises:
-            FieldError: a reference leads nowhere.
+            FieldError: a reference leads nowhere, or to where another does: a small request would make a huge prompt.
         """
-        return tuple(with_id(self._resolved(item, index, store, tenant)) for index, item in enumerate(self.input or ()))
-
-    def _resolved(self, item: Any, index: int, store: ResponseStore, tenant: bytes | None) -> StoredItem:
-        if not isinstance(item, ItemReference):
-            found: StoredItem = item
-            return found
-        try:
-            return store.item(item.id, tenant)
-        except NotStoredError as error:
-            raise FieldError(f"input[{index}].id", str(error), "item_not_found") from error
+        items: list[StoredItem] = []
+        referred: set[str] = set()
+        for index, item in enumerate(self.input or ()):
+            if not isinstance(item, ItemReference):
+                items.append(with_id(item))
+                continue
+            place = f"input[{index}].id"
+            if item.id in referred:
+                raise FieldError(place, f"{place}: item {item.id[:80]!r} is referred to twice; leave one of them out.")
+            referred.add(item.id)
+            try:
+                items.append(store.item(item.id, tenant))
+            except NotStoredError as error:
+                raise FieldError(place, str(error), "item_not_found") from error
+        return tuple(items)
 
     def items_before(self, store: ResponseStore, tenant: bytes | None) -> tuple[StoredItem, ...]:
         """The conversation that the request goes on with.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import pydantic_core
 from openai.types.responses import Response
+from pydantic import BaseModel
 
 from transfuse.server.errors import NotStoredError
 from transfuse.server.openai.responses.items import StoredItem
@@ -34,7 +37,7 @@ class Entry:
         before: the conversation that it went on with.
         inputs: the items of its own request, each with an id.
         outputs: the items that it answered with.
-        num_bytes: of the whole conversation, as text. What entries share is counted with each.
+        num_bytes: of the response and of the whole conversation, as JSON. What entries share is counted with each.
     """
 
     response: Response
@@ -55,15 +58,15 @@ class ResponseStore:
 
     Args:
         max_responses: most of them.
-        max_bytes: most text in them; a conversation that is longer by itself is not remembered.
+        max_bytes: most bytes of them as JSON; what is longer by itself is not remembered.
     """
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._entries: OrderedDict[str, Entry] = OrderedDict()
-        # The response, by whose an item is and by its id, which clients may choose.
-        self._item_owner: dict[tuple[bytes | None, str | None], str] = {}
+        # By whose an item is and by its id, which clients may choose: the latest response that it is in, and itself.
+        self._items: dict[tuple[bytes | None, str | None], tuple[str, StoredItem]] = {}
         self._num_bytes = 0
 
     def __len__(self) -> int:
@@ -76,7 +79,7 @@ class ResponseStore:
         name = entry.response.id
         self._entries[name] = entry
         self._num_bytes += entry.num_bytes
-        self._item_owner.update({(entry.tenant, item.id): name for item in entry.inputs + entry.outputs})
+        self._items.update({(entry.tenant, item.id): (name, item) for item in entry.inputs + entry.outputs})
         while len(self._entries) > self._max_responses or self._num_bytes > self._max_bytes:
             self._forget(next(iter(self._entries)))
 
@@ -101,11 +104,10 @@ class ResponseStore:
         Raises:
             NotStoredError: it is not.
         """
-        owner = self._item_owner.get((tenant, item_id))
-        if owner is None:
+        found = self._items.get((tenant, item_id))
+        if found is None:
             raise NotStoredError(f"There is no item {item_id[:80]!r} here. Send the item instead of a reference to it.")
-        entry = self._entries[owner]
-        return next(item for item in entry.inputs + entry.outputs if item.id == item_id)
+        return found[1]
 
     def delete(self, name: str, tenant: bytes | None) -> None:
         """Forgets a response.
@@ -120,8 +122,9 @@ class ResponseStore:
         entry = self._entries.pop(name)
         self._num_bytes -= entry.num_bytes
         for item in entry.inputs + entry.outputs:
-            if self._item_owner.get((entry.tenant, item.id)) == name:
-                del self._item_owner[entry.tenant, item.id]
+            key = entry.tenant, item.id
+            if key in self._items and self._items[key][0] == name:
+                del self._items[key]
 
 
 def with_id(item: StoredItem) -> StoredItem:
@@ -131,6 +134,6 @@ def with_id(item: StoredItem) -> StoredItem:
     return item.model_copy(update={"id": f"{_PREFIXES[item.type]}_{uuid.uuid4().hex}"})
 
 
-def num_bytes_of(items: tuple[StoredItem, ...]) -> int:
-    """Of items as JSON."""
-    return sum(len(item.model_dump_json()) for item in items)
+def num_bytes_of(parts: Iterable[BaseModel]) -> int:
+    """Of a response's parts as JSON."""
+    return sum(len(pydantic_core.to_json(part)) for part in parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from tests.unit.server.openai.responses.test_requests import GROUP, LOOK, PATCH
 from tests.unit.server.spoken import HERMES, speaking
 from transfuse.errors import NonFiniteLogitsError, QueueFullError
 from transfuse.server import responding
+from transfuse.server.openai.responses import routes
+from transfuse.server.openai.responses.store import ResponseStore
 
 USER = {"role": "user", "content": "hi"}
 
@@ -150,6 +153,21 @@ def test_a_reference_stands_for_an_item(api: ResponsesApi) -> None:
     first = api.response("one")
     api.response([{"type": "item_reference", "id": first.output[0].id}, USER])
     assert [message["content"] for message in api.messages()] == ["hello world", "hi"]
+
+
+def test_one_item_is_not_referred_to_twice(api: ResponsesApi) -> None:
+    item = api.response("one").output[0].id
+    refused = api.ask([{"type": "item_reference", "id": item}, USER, {"id": item}])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[2].id")
+
+
+def test_what_a_request_says_beside_its_items_takes_room_in_memory(
+    api: ResponsesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "ResponseStore", partial(ResponseStore, max_bytes=20_000))
+    kept, left = api.response(user="u" * 10_000), api.response(user="u" * 20_000)
+    assert api.request("GET", f"/v1/responses/{kept.id}").status_code == 200
+    assert api.request("GET", f"/v1/responses/{left.id}").status_code == 404
 
 
 def test_tokens_are_counted_without_an_answer(api: ResponsesApi) -> None:
