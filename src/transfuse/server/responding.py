@@ -121,10 +121,10 @@ class SpokenAnswer(ABC):
             async with aclosing(self.generation.changes(PAUSE_SECONDS)) as changes:
                 async for index in changes:
                     events = "" if started else self.start()
-                    started = True
                     events += self.idle if index is None else self._advance()
                     if events:
                         yield events
+                        started = True
             yield self.end()
         except Exception as error:
             if not started:

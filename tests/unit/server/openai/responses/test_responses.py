@@ -21,6 +21,7 @@ from transfuse.errors import NonFiniteLogitsError, QueueFullError
 from transfuse.server import responding
 from transfuse.server.openai.responses import routes
 from transfuse.server.openai.responses.store import ResponseStore
+from transfuse.server.replies import ReplyReader
 
 USER = {"role": "user", "content": "hi"}
 
@@ -184,6 +185,18 @@ def test_what_fails_before_the_answer_has_a_status(api: ResponsesApi, stream: bo
     api.llm.refusal = QueueFullError("Full.", retry_after=3)
     answer = api.ask(stream=stream)
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_that_cannot_be_read_from_its_start_on_has_a_status(
+    api: ResponsesApi, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ReplyReader, "advance", fail)
+    answer = api.ask(stream=stream)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
 
 
 def test_a_failure_in_a_stream_fails_the_response(api: ResponsesApi) -> None:
