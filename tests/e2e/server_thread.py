@@ -15,6 +15,8 @@ from transfuse.async_llm import AsyncLLM
 from transfuse.server.app import create_app
 from transfuse.server.settings import ServerSettings
 
+MODEL = "tiny-llama"
+KEY = "correct-key"
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a: {% endif %}"
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -13,39 +12,19 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from anthropic.types import Message
 
-from tests.e2e.server_thread import Server, with_template
+from tests.e2e.server_thread import KEY, MODEL, Server
 from tests.sdk_types import checked
-from transfuse.async_llm import AsyncLLM
-from transfuse.server.settings import ServerSettings
 
-MODEL = "tiny-llama"
-KEY = "correct-key"
+pytestmark = pytest.mark.usefixtures("left_idle")
 MESSAGES: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "Wörter 🙂"}]}]
 GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}
 ASK: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "system": "Be brief.", **GREEDY}
 
 
 @pytest.fixture(scope="module")
-def server(
-    zoo_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any]
-) -> Iterator[Server]:
-    folder = with_template(zoo_folder("llama"), tmp_path_factory.mktemp("served") / "llama")
-    served = ServerSettings(served_model_names=(MODEL,), api_keys=(KEY,), max_num_seqs=4, max_queued_requests=4, port=0)
-    llm = AsyncLLM(folder, model_impl="plain", kv_cache_memory_bytes=2**25, max_num_seqs=4, **settings)
-    with Server(llm, served) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[Anthropic]:
     with Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=20) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def _left_idle(server: Server) -> Iterator[None]:
-    yield
-    assert server.llm.num_unfinished == 0
 
 
 def texts(message: Message) -> list[str]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import openai
@@ -14,38 +12,10 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
-from tests.e2e.server_thread import Server, with_template
-from transfuse.async_llm import AsyncLLM
-from transfuse.server.settings import ServerSettings
+from tests.e2e.server_thread import KEY, MODEL, Server
 
-MODEL = "tiny-llama"
-KEY = "correct-key"
+pytestmark = pytest.mark.usefixtures("left_idle")
 MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Wörter 🙂"}]
-
-
-@pytest.fixture(scope="module")
-def server(
-    zoo_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any]
-) -> Iterator[Server]:
-    folder = with_template(zoo_folder("llama"), tmp_path_factory.mktemp("served") / "llama")
-    served = ServerSettings(
-        served_model_names=(MODEL,), api_keys=(KEY,), max_num_seqs=16, max_queued_requests=16, port=0
-    )
-    llm = AsyncLLM(folder, model_impl="plain", kv_cache_memory_bytes=2**25, max_num_seqs=16, **settings)
-    with Server(llm, served) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=20) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _left_idle(server: Server) -> Iterator[None]:
-    yield
-    assert server.llm.num_unfinished == 0
 
 
 def test_models(client: OpenAI) -> None:

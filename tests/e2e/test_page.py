@@ -17,13 +17,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
-from tests.e2e.server_thread import Server
+from tests.e2e.server_thread import KEY, MODEL, Server, with_template
 from transfuse.async_llm import AsyncLLM
 from transfuse.outputs import RequestOutput
 from transfuse.server.settings import ServerSettings
 
-KEY = "correct-key"
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}a: "
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 ARGUMENTS += ["--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]
@@ -76,11 +74,8 @@ def server(
     tmp_path_factory: pytest.TempPathFactory,
     settings: dict[str, Any],
 ) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("page") / "llama"
-    shutil.copytree(zoo_folder("llama"), folder)
-    config = folder / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": TEMPLATE}))
-    served = ServerSettings(served_model_names=("tiny-llama",), api_keys=(KEY,), max_num_seqs=4, port=0)
+    folder = with_template(zoo_folder("llama"), tmp_path_factory.mktemp("page") / "llama")
+    served = ServerSettings(served_model_names=(MODEL,), api_keys=(KEY,), max_num_seqs=4, port=0)
     with Server(HeldLLM(folder, kv_cache_memory_bytes=2**25, max_num_seqs=4, **settings), served) as running:
         yield running
 

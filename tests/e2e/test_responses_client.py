@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import openai
@@ -14,37 +12,11 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import BaseModel, Field
 
-from tests.e2e.server_thread import Server, with_template
+from tests.e2e.server_thread import KEY, MODEL, Server
 from tests.sdk_types import checked
-from transfuse.async_llm import AsyncLLM
-from transfuse.server.settings import ServerSettings
 
-MODEL = "tiny-llama"
-KEY = "correct-key"
+pytestmark = pytest.mark.usefixtures("left_idle")
 ASK: dict[str, Any] = {"model": MODEL, "instructions": "Be brief.", "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def server(
-    zoo_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any]
-) -> Iterator[Server]:
-    folder = with_template(zoo_folder("llama"), tmp_path_factory.mktemp("served") / "llama")
-    served = ServerSettings(served_model_names=(MODEL,), api_keys=(KEY,), max_num_seqs=4, max_queued_requests=4, port=0)
-    llm = AsyncLLM(folder, model_impl="plain", kv_cache_memory_bytes=2**25, max_num_seqs=4, **settings)
-    with Server(llm, served) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=20) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _left_idle(server: Server) -> Iterator[None]:
-    yield
-    assert server.llm.num_unfinished == 0
 
 
 def test_a_response(client: OpenAI) -> None:

@@ -11,7 +11,7 @@ from anthropic.types import ErrorResponse, MessageTokensCount, ModelInfo
 from tests.sdk_types import checked
 from tests.unit.server.anthropic.conftest import HI, MessagesApi, named_events
 from tests.unit.server.anthropic.test_writing import joined
-from tests.unit.server.openai.asgi_client import Client, until
+from tests.unit.server.openai.asgi_client import heard_of_a_slow_model, leaves_nothing_behind
 from tests.unit.server.openai.fake_llm import EOS, TOKENIZER, FakeLLM
 from tests.unit.server.spoken import HERMES, speaking
 from transfuse.errors import EngineDeadError, EngineUnavailableError, NonFiniteLogitsError, QueueFullError
@@ -151,46 +151,21 @@ def test_without_a_key_the_error_has_the_apis_own_shape(api: MessagesApi, path: 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_aborts_its_request(api: MessagesApi, stream: bool) -> None:
-    async def run() -> None:
-        api.llm = FakeLLM()
-        body = {"model": "fake", "max_tokens": 200, "messages": HI, "stream": stream}
-        client = Client(api, "/v1/messages", body)
-        response = client.start()
-        await until(lambda: bool(api.llm.core.running))
-        await until(lambda: bool(client.chunks) or not stream)
-        api.llm.going.clear()
-        assert api.llm.num_unfinished == client.admission.num_admitted == 1
-        client.left.set()
-        async with asyncio.timeout(0.5):
-            await response
-        assert api.llm.num_unfinished == client.admission.num_admitted == 0
-        assert len(api.llm.core.aborted) == 1
-
-    asyncio.run(run())
+    body = {"model": "fake", "max_tokens": 200, "messages": HI, "stream": stream}
+    asyncio.run(leaves_nothing_behind(api, "/v1/messages", body))
 
 
 def test_a_client_hears_of_the_server_while_the_model_is_not_done(
     api: MessagesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responding, "PAUSE_SECONDS", 0.02)
-
-    async def run() -> None:
-        api.llm = FakeLLM()
-        api.llm.going.clear()
-        body = {"model": "fake", "max_tokens": 4, "messages": HI, "stream": True}
-        client = Client(api, "/v1/messages", body)
-        response = client.start()
-        await until(lambda: len(client.chunks) >= 3)
-        api.llm.going.set()
-        await response
-        events = named_events(b"".join(client.chunks).decode())
-        kinds = [event["type"] for event in events]
-        assert kinds[0] == "message_start" and kinds[1:4] == ["ping"] * 3 and kinds[-1] == "message_stop"
-        prompt = api.llm.core.requests[0].prompt_token_ids
-        assert events[0]["message"]["usage"]["input_tokens"] == len(prompt)
-        assert events[-2]["usage"]["cache_read_input_tokens"] == 1
-
-    asyncio.run(run())
+    body = {"model": "fake", "max_tokens": 4, "messages": HI, "stream": True}
+    events = named_events(asyncio.run(heard_of_a_slow_model(api, "/v1/messages", body)))
+    kinds = [event["type"] for event in events]
+    assert kinds[0] == "message_start" and kinds[1:4] == ["ping"] * 3 and kinds[-1] == "message_stop"
+    prompt = api.llm.core.requests[0].prompt_token_ids
+    assert events[0]["message"]["usage"]["input_tokens"] == len(prompt)
+    assert events[-2]["usage"]["cache_read_input_tokens"] == 1
 
 
 def test_the_prompt_is_laid_out_by_the_template(api: MessagesApi) -> None:

@@ -9,18 +9,12 @@ import pytest
 from anthropic.types import ContentBlock, RawMessageStreamEvent
 
 from tests.sdk_types import checked
+from tests.unit.server.spoken import THOUGHT_SAID_CALLED
 from transfuse.server.anthropic.writing import BlockWriter
-from transfuse.text.replies import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from transfuse.text.replies import CallArguments, CallEnd, CallStart, Content, Event
 
 REPLY: list[Event] = [
-    Reasoning("I "),
-    Reasoning("look."),
-    Content("Let me "),
-    Content("see."),
-    CallStart(0, "call_1", "look"),
-    CallArguments(0, '{"at": '),
-    CallArguments(0, '"it"}'),
-    CallEnd(0),
+    *THOUGHT_SAID_CALLED,
     CallStart(1, "call_2", "look"),
     CallArguments(1, "{}"),
     CallEnd(1),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.unit.server.openai.conftest import Api
+from tests.unit.server.openai.fake_llm import FakeLLM
 
 
 class Client:
@@ -58,3 +59,31 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0)
+
+
+async def leaves_nothing_behind(api: Api, path: str, body: dict[str, Any]) -> None:
+    """Sends a request, leaves while it is answered, and looks that it ended."""
+    api.llm = FakeLLM()
+    client = Client(api, path, body)
+    response = client.start()
+    await until(lambda: bool(api.llm.core.running))
+    await until(lambda: bool(client.chunks) or not body["stream"])
+    api.llm.going.clear()
+    assert api.llm.num_unfinished == client.admission.num_admitted == 1
+    client.left.set()
+    async with asyncio.timeout(0.5):
+        await response
+    assert api.llm.num_unfinished == client.admission.num_admitted == 0
+    assert len(api.llm.core.aborted) == 1
+
+
+async def heard_of_a_slow_model(api: Api, path: str, body: dict[str, Any]) -> str:
+    """What a stream says whose model begins only once three pieces have been sent."""
+    api.llm = FakeLLM()
+    api.llm.going.clear()
+    client = Client(api, path, body)
+    response = client.start()
+    await until(lambda: len(client.chunks) >= 3)
+    api.llm.going.set()
+    await response
+    return b"".join(client.chunks).decode()

@@ -12,7 +12,7 @@ from openai.types.responses import Response, ResponseItemList
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
 
 from tests.sdk_types import checked
-from tests.unit.server.openai.asgi_client import Client, until
+from tests.unit.server.openai.asgi_client import heard_of_a_slow_model, leaves_nothing_behind
 from tests.unit.server.openai.fake_llm import EOS, FakeLLM
 from tests.unit.server.openai.responses.conftest import ResponsesApi, checked_events
 from tests.unit.server.openai.responses.test_requests import GROUP, LOOK, PATCH
@@ -210,41 +210,18 @@ def test_a_failure_in_a_stream_fails_the_response(api: ResponsesApi) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_aborts_its_request(api: ResponsesApi, stream: bool) -> None:
-    async def run() -> None:
-        api.llm = FakeLLM()
-        client = Client(api, "/v1/responses", {"input": "hi", "stream": stream})
-        response = client.start()
-        await until(lambda: bool(api.llm.core.running))
-        await until(lambda: bool(client.chunks) or not stream)
-        api.llm.going.clear()
-        assert api.llm.num_unfinished == client.admission.num_admitted == 1
-        client.left.set()
-        async with asyncio.timeout(0.5):
-            await response
-        assert api.llm.num_unfinished == client.admission.num_admitted == 0
-
-    asyncio.run(run())
+    asyncio.run(leaves_nothing_behind(api, "/v1/responses", {"input": "hi", "stream": stream}))
 
 
 def test_a_client_hears_of_the_server_while_the_model_is_not_done(
     api: ResponsesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responding, "PAUSE_SECONDS", 0.02)
-
-    async def run() -> None:
-        api.llm = FakeLLM()
-        api.llm.going.clear()
-        client = Client(api, "/v1/responses", {"input": "hi", "stream": True, "max_output_tokens": 2})
-        response = client.start()
-        await until(lambda: len(client.chunks) >= 3)
-        api.llm.going.set()
-        await response
-        text = b"".join(client.chunks).decode()
-        assert text.count(": keep-alive\n\n") >= 3
-        kinds = [event.type for event in checked_events(text.replace(": keep-alive\n\n", ""))]
-        assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.incomplete"
-
-    asyncio.run(run())
+    body = {"input": "hi", "stream": True, "max_output_tokens": 2}
+    text = asyncio.run(heard_of_a_slow_model(api, "/v1/responses", body))
+    assert text.count(": keep-alive\n\n") >= 3
+    kinds = [event.type for event in checked_events(text.replace(": keep-alive\n\n", ""))]
+    assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.incomplete"
 
 
 def test_reasoning_and_calls_are_items_of_their_own(api: ResponsesApi) -> None:

@@ -10,21 +10,15 @@ from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from tests.sdk_types import checked
 from tests.unit.server.openai.responses.conftest import dumped
 from tests.unit.server.openai.responses.test_requests import GROUP, LOOK, PATCH
+from tests.unit.server.spoken import THOUGHT_SAID_CALLED
 from transfuse.server.openai.responses.items import ReasoningItem
 from transfuse.server.openai.responses.requests import InputTokensRequest
 from transfuse.server.openai.responses.tools import OfferedTools
 from transfuse.server.openai.responses.writing import ItemWriter
-from transfuse.text.replies import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from transfuse.text.replies import CallArguments, CallEnd, CallStart, Content, Event
 
 REPLY: list[Event] = [
-    Reasoning("I "),
-    Reasoning("look."),
-    Content("Let me "),
-    Content("see."),
-    CallStart(0, "call_1", "look"),
-    CallArguments(0, '{"at": '),
-    CallArguments(0, '"it"}'),
-    CallEnd(0),
+    *THOUGHT_SAID_CALLED,
     CallStart(1, "call_2", "agents__spawn"),
     CallArguments(1, "{}"),
     CallEnd(1),
