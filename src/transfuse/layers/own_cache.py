@@ -126,7 +126,7 @@ class OwnCacheForm:
             for name in sorted(one.keys() | other.keys()):
                 a, b = one.get(name), other.get(name)
                 dim = _token_dim(a, b, (short.num_tokens, long.num_tokens))
-                if dim is not None:
+                if dim is not None and isinstance(b, torch.Tensor):
                     tensors.append(_kept(index, name, dim, b, page_dtype))
                 elif type(a) is int and (a, b) == (short.num_tokens, long.num_tokens):
                     counts.add((index, name))
@@ -260,8 +260,9 @@ def _kept(layer: int, name: str, dim: int, tensor: torch.Tensor, page_dtype: tor
 
 
 def _token_dim(one: Any, other: Any, counts: tuple[int, int]) -> int | None:
+    first, second = shapes_of((one, other))
     try:
-        return token_dim(*shapes_of((one, other)), counts)
+        return token_dim(first, second, counts)
     except ValueError:
         return None
 
