@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,16 +203,13 @@ def _original(model: PreTrainedModel, prompt: list[int]) -> _Reference:
 def _compare(make: Callable[[], PlainRunner], reference: Sequence[_Reference], checked_on: str) -> Verdict:
     on = "a shrunk instance" if checked_on == "shrunk" else "the loaded model (its config cannot be shrunk)"
     try:
-        worst = 0.0
-        for scenario in _SCENARIOS:
-            runner = make()
-            dtype = runner.model.dtype
-            found = ragged_logits(runner, reference, scenario.max_num_seqs, scenario.token_budget)
-            error = _error(found, reference, dtype)
-            if not error <= 1.0:
-                found_wrong = f"logits of {on} differ when run {scenario.name}"
-                return Verdict(False, _after(runner.row_refusal, found_wrong), checked_on)
-            worst = max(worst, error)
+        with closing(make()) as runner:
+            num_blocks = _allocate(runner, reference)
+            for scenario in _SCENARIOS:
+                found = _ragged_logits(runner, reference, scenario, num_blocks)
+                if not _error(found, reference, runner.model.dtype) <= 1.0:
+                    found_wrong = f"logits of {on} differ when run {scenario.name}"
+                    return Verdict(False, _after(runner.row_refusal, found_wrong), checked_on)
     except UnsupportedModelError as error:
         return Verdict(False, str(error), checked_on)
     except Exception as error:
@@ -234,39 +232,41 @@ def _error(found: Sequence[torch.Tensor], reference: Sequence[_Reference], dtype
     return float(difference.mean() / (scale * _TOLERANCE_LOW_PRECISION))
 
 
-def ragged_logits(
-    runner: PlainRunner, reference: Sequence[_Reference], max_num_seqs: int, token_budget: int
+def _allocate(runner: PlainRunner, reference: Sequence[_Reference]) -> int:
+    """Give the runner room for all prompts at once; the number of blocks."""
+    per_group = sum(-(-(len(r.prompt) + len(r.tokens)) // _BLOCK_SIZE) for r in reference)
+    # A model that keeps states only has no group, and the scheduler a pool that nobody asks.
+    num_blocks = 1 + max(1, per_group * len(runner.groups))
+    runner.allocate_states(len(reference))
+    runner.allocate(num_blocks, _BLOCK_SIZE)
+    return num_blocks
+
+
+def _ragged_logits(
+    runner: PlainRunner, reference: Sequence[_Reference], scenario: _Scenario, num_blocks: int
 ) -> list[torch.Tensor]:
-    """Logits [_NUM_NEW_TOKENS, V] of each prompt in ragged batches, fed the reference's tokens; closes the runner."""
-    try:
-        per_group = sum(-(-(len(r.prompt) + len(r.tokens)) // _BLOCK_SIZE) for r in reference)
-        # A model that keeps states only has no group, and the scheduler a pool that nobody asks.
-        num_blocks = 1 + max(1, per_group * len(runner.groups))
-        runner.allocate_states(max_num_seqs)
-        runner.allocate(num_blocks, _BLOCK_SIZE)
-        config = SchedulerConfig(
-            max_model_len=max(_PROMPT_LENGTHS) + _NUM_NEW_TOKENS,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=64,
-            enable_prefix_caching=False,
-            block_size=_BLOCK_SIZE,
-            keeps_states=runner.bytes_per_state > 0,
-        )
-        scheduler = Scheduler(config, runner.groups, num_blocks)
-        by_id = {str(index): r for index, r in enumerate(reference)}
-        rows: dict[str, list[torch.Tensor]] = {request_id: [] for request_id in by_id}
-        for request_id, r in by_id.items():
-            scheduler.add(_request(request_id, r))
-        while scheduler.has_unfinished:
-            batch = scheduler.schedule(token_budget)
-            result = runner.run(batch)
-            sampled = {}
-            for request, logits in zip(result.sampling, result.logits, strict=True):
-                rows[request.request_id].append(logits.clone())
-                sampled[request.request_id] = by_id[request.request_id].tokens[len(request.output_token_ids)]
-            scheduler.update(batch, sampled)
-    finally:
-        runner.close()
+    """Logits [_NUM_NEW_TOKENS, V] of each prompt in ragged batches, fed the reference's tokens."""
+    config = SchedulerConfig(
+        max_model_len=max(_PROMPT_LENGTHS) + _NUM_NEW_TOKENS,
+        max_num_seqs=scenario.max_num_seqs,
+        max_num_batched_tokens=64,
+        enable_prefix_caching=False,
+        block_size=_BLOCK_SIZE,
+        keeps_states=runner.bytes_per_state > 0,
+    )
+    scheduler = Scheduler(config, runner.groups, num_blocks)
+    by_id = {str(index): r for index, r in enumerate(reference)}
+    rows: dict[str, list[torch.Tensor]] = {request_id: [] for request_id in by_id}
+    for request_id, r in by_id.items():
+        scheduler.add(_request(request_id, r))
+    while scheduler.has_unfinished:
+        batch = scheduler.schedule(scenario.token_budget)
+        result = runner.run(batch)
+        sampled = {}
+        for request, logits in zip(result.sampling, result.logits, strict=True):
+            rows[request.request_id].append(logits.clone())
+            sampled[request.request_id] = by_id[request.request_id].tokens[len(request.output_token_ids)]
+        scheduler.update(batch, sampled)
     return [torch.stack(rows[request_id]) for request_id in by_id]
 
 

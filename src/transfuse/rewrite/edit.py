@@ -144,10 +144,7 @@ class Edits:
 
     def statement_at(self, position: Position) -> ast.stmt:
         """The innermost statement that holds an expression."""
-        target = find_expression(self.source, position)
-        found = [node for node in ast.walk(self.source.tree) if isinstance(node, ast.stmt) and holds(node, target)]
-        # ast.walk goes from the outside in.
-        return found[-1]
+        return self.source.statements[find_expression(self.source, position)]
 
     def follows(self, first: Position, later: Position) -> bool:
         """Whether `later` is reached only through the statement of `first`, or lies in the same one.

@@ -8,7 +8,7 @@ import functools
 import inspect
 import linecache
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
@@ -55,6 +55,28 @@ class MethodSource:
         """The definition as it stands in the file, decorators included."""
         first = min([self.tree.lineno, *(decorator.lineno for decorator in self.tree.decorator_list)])
         return "\n".join(self.lines[first - 1 : self.tree.end_lineno]) + "\n"
+
+    @functools.cached_property
+    def expressions(self) -> Mapping[Position, Sequence[ast.expr]]:
+        """Its expressions by where they stand, without those of nested functions and comprehensions."""
+        found: dict[Position, list[ast.expr]] = {}
+        for node in _own_expressions(self.tree):
+            position = position_of(node)
+            if position is not None:
+                found.setdefault(position, []).append(node)
+        return found
+
+    @functools.cached_property
+    def statements(self) -> Mapping[ast.AST, ast.stmt]:
+        """The innermost statement that holds each node; of a statement itself."""
+        found: dict[ast.AST, ast.stmt] = {}
+        waiting: list[tuple[ast.AST, ast.stmt]] = [(self.tree, self.tree)]
+        while waiting:
+            node, statement = waiting.pop()
+            inner = node if isinstance(node, ast.stmt) else statement
+            found[node] = inner
+            waiting += [(child, inner) for child in ast.iter_child_nodes(node)]
+        return found
 
     def where(self, position: Position | ast.AST | None = None) -> str:
         """`file:line` of an expression, or of the method."""
@@ -198,7 +220,7 @@ def find_expression(source: MethodSource, position: Position) -> ast.expr:
         RewriteRefused: there is none, or it is inside a nested function or comprehension, which may run at another
             time or several times.
     """
-    found = [node for node in _own_expressions(source.tree) if position_of(node) == position]
+    found = source.expressions.get(position, ())
     if len(found) != 1:
         raise RewriteRefused(f"no single expression stands at {source.where(position)}")
     return found[0]
