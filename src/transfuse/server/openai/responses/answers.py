@@ -18,7 +18,7 @@ from transfuse.server.generation import Generation
 from transfuse.server.openai.responses.items import StoredItem
 from transfuse.server.openai.responses.requests import ResponsesRequest
 from transfuse.server.openai.responses.store import Entry, ResponseStore, num_bytes_of
-from transfuse.server.openai.responses.tools import OfferedTools
+from transfuse.server.openai.responses.tools import NamedTool, OfferedTools
 from transfuse.server.openai.responses.writing import ItemWriter
 from transfuse.server.replies import Growth, ReplyPlan
 from transfuse.server.responding import SpokenAnswer
@@ -139,6 +139,7 @@ def _base(asked: Asked, generation: Generation, response_id: str, model: str) ->
     body, params = asked.body, generation.params
     reasoning = {} if body.reasoning is None else body.reasoning.model_dump(exclude_unset=True)
     form = None if body.text is None else body.text.format
+    choice = body.tool_choice or "auto"
     text: dict[str, Any] = {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True)}
     if body.text is not None and body.text.verbosity is not None:
         text |= {"verbosity": body.text.verbosity}
@@ -166,7 +167,7 @@ def _base(asked: Asked, generation: Generation, response_id: str, model: str) ->
             "service_tier": "default",
             "temperature": params.temperature,
             "text": text,
-            "tool_choice": body.tool_choice or "auto",
+            "tool_choice": choice.model_dump(exclude_none=True) if isinstance(choice, NamedTool) else choice,
             "tools": asked.tools.echoed,
             "top_logprobs": 0,
             "top_p": params.top_p,

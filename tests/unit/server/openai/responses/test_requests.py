@@ -88,6 +88,13 @@ def test_tools_are_offered_as_functions(api: ResponsesApi) -> None:
     assert [tool.type for tool in answer.tools] == ["function", "custom", "namespace"]
 
 
+def test_the_answer_says_which_tool_was_named(api: ResponsesApi) -> None:
+    api.settings["tool_call_parser"] = "hermes"
+    named = {"type": "function", "name": "look"}
+    answer = api.response(tools=[LOOK], tool_choice=named)
+    assert answer.tool_choice.model_dump() == named
+
+
 @pytest.mark.parametrize(
     ("reasoning", "variables"),
     [
