@@ -181,8 +181,10 @@ def as_template_data(messages: list[Message]) -> list[dict[str, Any]]:
             call["type"] = "function"
             call["function"].setdefault("arguments", {})
             unanswered[call["id"]] = None
-        if message["role"] == "tool":
+        if message["role"] in ("assistant", "tool"):
+            # Clients send null beside calls, and not every template asks whether there is any.
             message["content"] = message.get("content") or ""
+        if message["role"] == "tool":
             if message.get("tool_call_id") is None:
                 message["tool_call_id"] = next(iter(unanswered), None) or next(ids)
             unanswered.pop(message["tool_call_id"], None)

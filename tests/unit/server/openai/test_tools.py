@@ -257,6 +257,7 @@ def test_broken_calls_in_a_history_are_laid_out(api: Api) -> None:
     assert response.status_code == 200, response.text
     _, stray, call, first, second, third, last = api.llm.rendered[0]["messages"]
     assert stray["tool_call_id"] == "000000000"
+    assert call["content"] == "", "templates add to it"
     assert [one["id"] for one in call["tool_calls"]] == ["000000001", "x", "000000002", "000000003"]
     assert [one["function"].get("arguments") for one in call["tool_calls"]] == [
         {"malformed_arguments": "{no json"},
