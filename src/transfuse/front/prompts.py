@@ -64,8 +64,9 @@ class PromptReader:
             raise RequestError(f"The sampling parameters are a {type(params).__name__}; give a SamplingParams.")
         most = self._limits.max_model_len - 1
         if len(prompt_token_ids) > most:
+            # Anthropic's words, down to the sign: Claude Code looks for them, and shortens the conversation.
             raise CapacityError(
-                f"The prompt has {len(prompt_token_ids)} tokens; at most {most} fit into "
+                f"The prompt is too long: {len(prompt_token_ids)} tokens > {most}, which is what fits into "
                 f"max_model_len={self._limits.max_model_len}, since an answer takes one or more. Shorten the prompt or "
                 "raise max_model_len."
             )

@@ -151,7 +151,7 @@ def test_prompts_that_are_none_are_refused(prompt: Any, message: str) -> None:
 def test_the_longest_prompt_leaves_room_for_a_token() -> None:
     assert FakeFront().run({"prompt_token_ids": [0] * (MAX_LEN - 1)}).outputs[0].finish_reason == "length"
     with pytest.raises(
-        CapacityError, match=f"{MAX_LEN} tokens; at most {MAX_LEN - 1} fit into max_model_len={MAX_LEN}"
+        CapacityError, match=f"{MAX_LEN} tokens > {MAX_LEN - 1}, which is what fits into max_model_len={MAX_LEN}"
     ):
         FakeFront().submit({"prompt_token_ids": [0] * MAX_LEN})
 
