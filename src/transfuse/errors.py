@@ -20,7 +20,8 @@
     │   ├── QueueFullError          all places are taken at this moment
     │   └── NonFiniteLogitsError    the model gave NaN or infinity for one request, which alone fails
     ├── KernelError                 the compiled kernels cannot be had: torch's serve instead, and say why
-    └── BenchmarkError              what was to be measured did not start, or ended meanwhile
+    ├── BenchmarkError              what was to be measured did not start, or ended meanwhile
+    └── SelftestError               the server that was to be tried does not answer, or lists no model
 
 A message names what was wrong, where, the limit, and what to do. Invariants are asserted, not raised.
 """
@@ -149,3 +150,7 @@ class KernelError(TransfuseError):
 
 class BenchmarkError(TransfuseError):
     """What was to be measured, a server or another engine, did not start, cannot be reached, or ended meanwhile."""
+
+
+class SelftestError(TransfuseError):
+    """The server whose answers were to be tried does not answer at all, or lists no model."""

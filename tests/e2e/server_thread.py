@@ -7,9 +7,11 @@ import json
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from transfuse.async_llm import AsyncLLM
 from transfuse.server.app import create_app
@@ -36,12 +38,20 @@ class Server:
     Attributes:
         llm: the engine.
         url: where it listens.
+
+    Args:
+        llm: the engine.
+        settings: of the server.
+        around: puts something around the application.
     """
 
-    def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
+    def __init__(
+        self, llm: AsyncLLM, settings: ServerSettings, around: Callable[[ASGIApp], ASGIApp] = lambda app: app
+    ) -> None:
         self.llm = llm
         self.url = ""
         self._settings = settings
+        self._around = around
         self._started = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
@@ -68,7 +78,8 @@ class Server:
     async def _run(self) -> None:
         try:
             async with self.llm:
-                config = uvicorn.Config(create_app(self.llm, self._settings), port=0, log_config=None, lifespan="off")
+                app = self._around(create_app(self.llm, self._settings))
+                config = uvicorn.Config(app, port=0, log_config=None, lifespan="off")
                 self._server = uvicorn.Server(config)
                 serving = asyncio.create_task(self._server.serve())
                 while not self._server.started:

@@ -18,6 +18,7 @@ from transfuse.cli.doctor import doctor
 from transfuse.cli.generate import generate
 from transfuse.cli.inspect import inspect
 from transfuse.cli.options import ENGINE_EPILOG
+from transfuse.cli.selftest import selftest
 from transfuse.cli.serve import serve
 from transfuse.cli.verify import verify
 from transfuse.errors import TransfuseError
@@ -34,6 +35,7 @@ app.command(epilog=ENGINE_EPILOG)(chat)
 app.command()(inspect)
 app.command(epilog=ENGINE_EPILOG)(verify)
 app.add_typer(bench, name="bench")
+app.command()(selftest)
 app.command()(doctor)
 
 
