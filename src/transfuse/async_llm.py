@@ -14,6 +14,7 @@ from transfuse.client.core_client import CoreClient
 from transfuse.client.watch import CoreState
 from transfuse.config import EngineConfig, WatchConfig, engine_config
 from transfuse.errors import EngineUnavailableError, TransfuseError
+from transfuse.explanation import Implementation
 from transfuse.front.front import Front
 from transfuse.front.prompts import Prompt
 from transfuse.fusion.plan import FusionPlan
@@ -203,9 +204,7 @@ class AsyncLLM:
         text, ids = await self._tokenise(front, prompt)
         params = SamplingParams() if sampling_params is None else sampling_params
         front.prompts.check(ids, params)
-        if params.structured_outputs is not None:
-            assert self._grammars is not None, "a core that is ready has them"
-            await self._grammars.check(params.structured_outputs)
+        check_seconds = await self._check_grammar(params)
         self._client.check_ready()
         front = self._require_front()
         output = front.submit(
@@ -217,6 +216,8 @@ class AsyncLLM:
             salt=b"" if cache_salt is None else _salt(cache_salt),
             arrival_time=arrival,
         )
+        assert output.metrics is not None, "a front measures"
+        output.metrics.grammar_check_seconds = check_seconds
         changed = self._changed[output.request_id] = asyncio.Event()
         try:
             finished = False
@@ -305,6 +306,15 @@ class AsyncLLM:
             return await asyncio.to_thread(front.prompts.tokenise, prompt)
         return front.prompts.tokenise(prompt)
 
+    async def _check_grammar(self, params: SamplingParams) -> float:
+        """The seconds that it took to try out what the answer must be; 0 where it need be nothing."""
+        if params.structured_outputs is None:
+            return 0.0
+        assert self._grammars is not None, "a core that is ready has them"
+        start = time.monotonic()
+        await self._grammars.check(params.structured_outputs)
+        return time.monotonic() - start
+
     def _require_front(self) -> Front:
         assert self._front is not None, "a core that is ready has a front"
         return self._front
@@ -321,6 +331,7 @@ class AsyncLLM:
             before = None
         if before is None or ready.limits != before.limits:
             self._front = Front(self._client, self._tokenizer, ready.limits, self._config.seed)
+        self._require_front().implementation = Implementation.of(ready.summary)
         self._ready = ready
 
     def _take_report(self, report: StepReport) -> None:

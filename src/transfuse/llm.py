@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from transfuse.config import engine_config, shorten_thread_waits
 from transfuse.errors import EngineClosedError, EngineError, RequestError
+from transfuse.explanation import Implementation
 from transfuse.models.resolve import resolve_model
 from transfuse.outputs import RequestOutput
 from transfuse.sampling_params import SamplingParams
@@ -118,6 +119,7 @@ class LLM:
         gc.collect()
         gc.freeze()
         self._front = Front(self._built.core, self._built.tokenizer, self._built.limits, seed)
+        self._front.implementation = Implementation.of(self.summary())
         self._closed = False
         # The engine is synchronous: other threads wait for their turn, and the thread whose turn it is must not wait
         # for itself.

@@ -91,6 +91,8 @@ class RequestUpdate(msgspec.Struct, kw_only=True, omit_defaults=True, tag="updat
         error: what ended it, where `finish_reason` is `error`.
         num_cached_tokens: prompt tokens that were found in the prefix cache.
         num_preemptions: how often its blocks were taken away.
+        grammar_compile_seconds: what compiling its grammar took, now or for an earlier request.
+        grammar_mask_seconds: what its masks have taken so far.
         first_scheduled_time: when it first entered a step, in seconds of the monotonic clock.
         first_token_time: when its first token was sampled.
         finished_time: when it ended.
@@ -107,6 +109,8 @@ class RequestUpdate(msgspec.Struct, kw_only=True, omit_defaults=True, tag="updat
     error: TransfuseError | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    grammar_compile_seconds: float = 0.0
+    grammar_mask_seconds: float = 0.0
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from transfuse.errors import TransfuseError
+from transfuse.explanation import Explanation, Terms, explain
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -56,13 +57,56 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened, in seconds of a monotonic clock, and how often the request was preempted."""
+    """When things happened, in seconds of a monotonic clock, and what came of it.
+
+    Attributes:
+        arrival_time: when the request came.
+        first_scheduled_time: when it first entered a step.
+        first_token_time: when its first token was sampled.
+        finished_time: when it ended.
+        num_preemptions: how often a continuation lost its blocks.
+        grammar_check_seconds: to try its grammar out in a process of its own.
+        grammar_compile_seconds: to compile it, now or for an earlier request that had the same.
+        grammar_mask_seconds: to find out what may come next, over all tokens.
+    """
 
     arrival_time: float
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    grammar_check_seconds: float = 0.0
+    grammar_compile_seconds: float = 0.0
+    grammar_mask_seconds: float = 0.0
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """From arrival to the first step; None before that."""
+        return _between(self.arrival_time, self.first_scheduled_time)
+
+    @property
+    def prefill_seconds(self) -> float | None:
+        """From the first step to the first token; None before that."""
+        return _between(self.first_scheduled_time, self.first_token_time)
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        """From arrival to the first token; None before that."""
+        return _between(self.arrival_time, self.first_token_time)
+
+    @property
+    def decode_seconds(self) -> float | None:
+        """From the first token to the end; None before that."""
+        return _between(self.first_token_time, self.finished_time)
+
+    @property
+    def total_seconds(self) -> float | None:
+        """From arrival to the end; None before that."""
+        return _between(self.arrival_time, self.finished_time)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else max(0.0, end - start)
 
 
 @dataclass(slots=True)
@@ -79,6 +123,7 @@ class RequestOutput:
         num_cached_tokens: prompt tokens taken from the prefix cache.
         metrics: timings.
         error: what ended the request, where `finish_reason` is `error`.
+        terms: what it was served by.
     """
 
     request_id: str
@@ -90,3 +135,9 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: TransfuseError | None = None
+    terms: Terms | None = None
+
+    @property
+    def explanation(self) -> Explanation:
+        """How the prompt was served, and where its time went, as far as it has come."""
+        return explain(self)

@@ -163,3 +163,21 @@ def test_schemas_within_grammars_are_checked_too(llm: LLM) -> None:
     grammar = 'start: "x" %json {"type": "integer", "divisibleBy": 2}'
     with pytest.raises(StructuredOutputsError, match="divisibleBy"):
         run(llm, StructuredOutputsParams(grammar=grammar))
+
+
+def test_what_a_grammar_cost_is_told(llm: LLM) -> None:
+    params = StructuredOutputsParams(regex="[a-c]{4} made for this test")
+    costs = []
+    for _ in range(2):
+        output = llm.generate(
+            PROMPT, SamplingParams(max_tokens=200, seed=5, structured_outputs=params, n=2), use_tqdm=False
+        )[0]
+        cost = output.explanation.grammar
+        assert cost is not None and output.metrics is not None
+        assert cost.kind == "regex"
+        assert 0 < cost.mask_seconds < (output.metrics.total_seconds or 0)
+        costs.append(cost.compile_seconds)
+    assert costs[0] == costs[1] > 0, "it was compiled once"
+    free = llm.generate(PROMPT, SamplingParams(max_tokens=2), use_tqdm=False)[0]
+    assert free.explanation.grammar is None
+    assert free.metrics is not None and free.metrics.grammar_mask_seconds == 0

@@ -99,10 +99,9 @@ def statistics(output: RequestOutput) -> str:
         f"{output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens cached",
     ]
     times = output.metrics
-    if times is not None and times.first_token_time is not None and times.finished_time is not None:
-        seconds = times.finished_time - times.arrival_time
+    if times is not None and (seconds := times.total_seconds) is not None and times.ttft_seconds is not None:
         parts[1:1] = [
             f"{seconds:.2f} s ({num_tokens / max(seconds, 1e-9):.1f} tokens/s)",
-            f"first after {times.first_token_time - times.arrival_time:.2f} s",
+            f"first after {times.ttft_seconds:.2f} s",
         ]
     return ", ".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -67,7 +67,7 @@ def generate(
     if output.error is not None:
         raise output.error
     if as_json:
-        print(json.dumps(asdict(output), ensure_ascii=False))
+        print(json.dumps(_facts(output), ensure_ascii=False))
     elif n > 1:
         for completion in output.outputs:
             print(f"[{completion.index}] {completion.text}")
@@ -83,6 +83,13 @@ def read_prompt(given: str | None) -> str:
     if not text:
         raise typer.BadParameter("the prompt is empty.", param_hint="'--prompt' / '-p'")
     return text
+
+
+def _facts(output: RequestOutput) -> dict[str, Any]:
+    """The output as plain data, with how it was served in the place of its terms."""
+    facts = asdict(output)
+    del facts["terms"]
+    return {**facts, "explanation": asdict(output.explanation)}
 
 
 def _messages(text: str) -> list[dict[str, str]]:

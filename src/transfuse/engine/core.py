@@ -6,18 +6,14 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TYPE_CHECKING
 
 from transfuse.engine.engine import Engine, TokenOutput
-from transfuse.engine.grammars import Grammars
+from transfuse.engine.grammars import Compiled, Grammars
 from transfuse.engine.request import Request
 from transfuse.errors import EngineError, PromptError, RequestError, StructuredOutputsError, TransfuseError
 from transfuse.messages import CoreStats, ModelLimits, NewRequest, RequestUpdate, StepReport
 from transfuse.sampling_params import MAX_SEED
 from transfuse.structured_outputs import StructuredOutputsParams
-
-if TYPE_CHECKING:
-    from transfuse.text.grammar import Grammar
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +39,7 @@ class EngineCore:
         self._eos_token_ids = eos_token_ids
         self._grammars = grammars
         self._requests: dict[str, Request] = {}
-        self._compiling: dict[str, Future[Grammar]] = {}  # of requests that are queued when it is there
+        self._compiling: dict[str, Future[Compiled]] = {}  # of requests that are queued when it is there
 
     @property
     def engine(self) -> Engine:
@@ -63,7 +59,7 @@ class EngineCore:
         """
         self._grammar(params).result()
 
-    def _grammar(self, params: StructuredOutputsParams) -> Future[Grammar]:
+    def _grammar(self, params: StructuredOutputsParams) -> Future[Compiled]:
         if self._grammars is None:
             raise StructuredOutputsError("This engine has no tokenizer, and so no structured outputs. Leave them out.")
         return self._grammars.compile(params)
@@ -92,7 +88,7 @@ class EngineCore:
             if not grammar.done():
                 self._requests[new.request_id], self._compiling[new.request_id] = request, grammar
                 return
-            request.grammar = grammar.result()
+            _set_grammar(request, grammar.result())
         self._engine.add(request)
         self._requests[new.request_id] = request
 
@@ -144,7 +140,7 @@ class EngineCore:
         for request_id in [name for name, grammar in self._compiling.items() if grammar.done()]:
             request = self._requests[request_id]
             try:
-                request.grammar = self._compiling.pop(request_id).result()
+                _set_grammar(request, self._compiling.pop(request_id).result())
                 self._engine.add(request)
             except Exception as error:
                 del self._requests[request_id]
@@ -173,6 +169,10 @@ class EngineCore:
         self._engine.close()
 
 
+def _set_grammar(request: Request, compiled: Compiled) -> None:
+    request.grammar, request.grammar_compile_seconds = compiled.grammar, compiled.seconds
+
+
 def _refusal(request_id: str, error: Exception) -> RequestUpdate:
     if not isinstance(error, TransfuseError):
         log.error("request %s could not be queued", request_id, exc_info=error)
@@ -196,6 +196,8 @@ def _update(output: TokenOutput) -> RequestUpdate:
         error=request.error,
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,
+        grammar_compile_seconds=request.grammar_compile_seconds,
+        grammar_mask_seconds=request.grammar_mask_seconds,
         first_scheduled_time=request.first_scheduled_time,
         first_token_time=request.first_token_time,
         finished_time=request.finished_time,

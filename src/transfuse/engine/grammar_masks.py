@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,10 @@ class GrammarState:
         """Bits of a row of the mask."""
         return self._grammar.num_tokens
 
+    def count(self, seconds: float) -> None:
+        """Add to what the request's masks have taken."""
+        self._request.grammar_mask_seconds += seconds
+
     def fill(self, bits: Bits) -> None:
         """Write a row of a mask: a set bit for each token that may come next.
 
@@ -81,6 +86,7 @@ def apply_grammars(logits: torch.Tensor, rows: Sequence[tuple[int, GrammarState]
     """
     if not rows:
         return {}
+    start = time.perf_counter()
     failed: dict[int, StructuredOutputsError] = {}
     num_tokens = rows[0][1].num_tokens
     bitmask = np.zeros((len(rows), -(-num_tokens // _BITS)), np.int32)
@@ -92,6 +98,9 @@ def apply_grammars(logits: torch.Tensor, rows: Sequence[tuple[int, GrammarState]
             bitmask[index] = -1
     for index, (row, _) in enumerate(rows):
         _limit(logits[row], bitmask[index])
+    seconds = (time.perf_counter() - start) / len(rows)
+    for _, state in rows:
+        state.count(seconds)
     return failed
 
 

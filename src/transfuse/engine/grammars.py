@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
 _MAX_KEPT = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A grammar, and the seconds that it took."""
+
+    grammar: Grammar
+    seconds: float
+
+
 class Grammars:
     """The grammars of an engine's requests.
 
@@ -32,10 +42,10 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._kept: OrderedDict[StructuredOutputsParams, Future[Grammar]] = OrderedDict()
+        self._kept: OrderedDict[StructuredOutputsParams, Future[Compiled]] = OrderedDict()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="transfuse-grammars")
 
-    def compile(self, params: StructuredOutputsParams) -> Future[Grammar]:
+    def compile(self, params: StructuredOutputsParams) -> Future[Compiled]:
         """The grammar, when it is compiled; or a `StructuredOutputsError`."""
         future = self._kept.get(params)
         if future is None:
@@ -45,11 +55,14 @@ class Grammars:
             self._kept.popitem(last=False)
         return future
 
-    def _compile(self, params: StructuredOutputsParams) -> Grammar:
+    def _compile(self, params: StructuredOutputsParams) -> Compiled:
         # Its library is loaded for the first grammar: most servers are never asked for one.
         from transfuse.text.grammar import compile_grammar
 
-        return compile_grammar(self._vocabulary, params)
+        vocabulary = self._vocabulary
+        start = time.perf_counter()
+        grammar = compile_grammar(vocabulary, params)
+        return Compiled(grammar, time.perf_counter() - start)
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:

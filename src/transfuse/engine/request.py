@@ -26,7 +26,7 @@ class RequestStatus(enum.Enum):
 class Request:
     """One sequence; `n` continuations of a prompt are `n` requests.
 
-    The caller fills the fields up to `grammar`. The scheduler owns the others.
+    The caller fills the fields up to `grammar_compile_seconds`. The scheduler owns the others.
 
     Attributes:
         request_id: unique among unfinished requests.
@@ -40,10 +40,12 @@ class Request:
         salt: requests with different salts never share cache blocks.
         seed: makes the draws repeatable; None: unseeded.
         grammar: what the output is a sentence of; None: any.
+        grammar_compile_seconds: what compiling that took, now or for an earlier request.
         output_token_ids: what was generated so far.
         num_computed_tokens: leading tokens whose keys and values are in the cache.
         num_cached_tokens: prompt tokens found in the prefix cache when first admitted.
         num_preemptions: how often its blocks were taken away, to be computed again later.
+        grammar_mask_seconds: what masks by its grammar have taken so far.
         status: waiting, running or finished.
         finish_reason: why it ended.
         stop_reason: the stop string or stop token id that ended it.
@@ -71,11 +73,13 @@ class Request:
     salt: bytes = field(default=b"", repr=False)
     seed: int | None = None
     grammar: Grammar | None = field(default=None, repr=False)
+    grammar_compile_seconds: float = 0.0
 
     output_token_ids: list[int] = field(default_factory=list, repr=False)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    grammar_mask_seconds: float = 0.0
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from transfuse.errors import EngineError, RequestError, TransfuseError, UnsupportedModelError
+from transfuse.explanation import Implementation, Terms
 from transfuse.front.prompts import PromptReader
 from transfuse.messages import ModelLimits, NewRequest, RequestUpdate
 from transfuse.outputs import CompletionOutput, FinishReason, Logprob, LogprobsAtPosition, RequestMetrics, RequestOutput
@@ -62,6 +63,7 @@ class Front:
 
     Attributes:
         prompts: reads and checks prompts.
+        implementation: how the model is run, for those who ask; None where nobody said.
 
     Args:
         core: where requests go.
@@ -71,6 +73,7 @@ class Front:
     """
 
     def __init__(self, core: Core, tokenizer: Tokenizer, limits: ModelLimits, seed: int | None = None) -> None:
+        self.implementation: Implementation | None = None
         self._core = core
         self.prompts = PromptReader(tokenizer, limits)
         self._tokenizer = tokenizer
@@ -118,36 +121,48 @@ class Front:
             request_id = next(name for name in map(str, self._ids) if name not in self._groups)
         if request_id in self._groups:
             raise RequestError(f"Request id {request_id!r} is in use by an unfinished request; choose another.")
-        output = RequestOutput(request_id, prompt, prompt_token_ids, [], metrics=RequestMetrics(arrival_time))
+        terms = self._terms(prompt_token_ids, params)
+        metrics = RequestMetrics(arrival_time)
+        output = RequestOutput(request_id, prompt, prompt_token_ids, [], metrics=metrics, terms=terms)
         if params.prompt_logprobs is not None:
             output.prompt_logprobs = [None]
         group = _Group(output)
-        for request in self._fan_out(request_id, prompt_token_ids, params, priority, salt, arrival_time):
+        for request in self._fan_out(request_id, prompt_token_ids, terms, priority, salt, arrival_time):
             completion = CompletionOutput(len(output.outputs), logprobs=None if params.logprobs is None else [])
             group.continuations[request.request_id] = _Continuation(request, completion, self._detokenizer(request))
             output.outputs.append(completion)
         self._queue(group)
         return output
 
+    def _terms(self, prompt_token_ids: list[int], params: SamplingParams) -> Terms:
+        longest = self._limits.max_model_len
+        room = longest - len(prompt_token_ids)
+        return Terms(
+            params=params,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            max_model_len=longest,
+            seed=next(self._seeds) if params.seed is None and self._seeds is not None else params.seed,
+            implementation=self.implementation,
+        )
+
     def _fan_out(
         self,
         request_id: str,
         prompt_token_ids: list[int],
-        params: SamplingParams,
+        terms: Terms,
         priority: int,
         salt: bytes,
         arrival_time: float,
     ) -> Iterable[NewRequest]:
-        room = self._limits.max_model_len - len(prompt_token_ids)
+        params, seed = terms.params, terms.seed
         bad_words = self._bad_words(params)
-        seed = next(self._seeds) if params.seed is None and self._seeds is not None else params.seed
         for index in range(params.n):
             yield NewRequest(
                 request_id=f"{request_id}#{next(self._serials)}",
                 prompt_token_ids=prompt_token_ids,
                 # The prompt is the same for all, and so are its log-probabilities.
                 params=params if index == 0 else replace(params, prompt_logprobs=None),
-                max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+                max_tokens=terms.max_tokens,
                 bad_words_token_ids=bad_words,
                 priority=priority,
                 arrival_time=arrival_time,
@@ -293,6 +308,8 @@ class Front:
         metrics.first_scheduled_time = _earliest(u.first_scheduled_time for u in updates)
         metrics.first_token_time = _earliest(u.first_token_time for u in updates)
         metrics.num_preemptions = sum(u.num_preemptions for u in updates)
+        metrics.grammar_compile_seconds = max((u.grammar_compile_seconds for u in updates), default=0.0)
+        metrics.grammar_mask_seconds = sum(u.grammar_mask_seconds for u in updates)
         if (first := next(iter(continuations)).update) is not None:
             group.output.num_cached_tokens = first.num_cached_tokens
         if all(c.ended for c in continuations):

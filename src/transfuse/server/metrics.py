@@ -87,11 +87,11 @@ class Metrics:
             self._request_success.labels(one.finish_reason or "abort").inc()
         if (times := output.metrics) is None:
             return
-        _observe_between(self._queue, times.arrival_time, times.first_scheduled_time)
-        _observe_between(self._prefill, times.first_scheduled_time, times.first_token_time)
-        _observe_between(self._ttft, times.arrival_time, times.first_token_time)
-        _observe_between(self._decode, times.first_token_time, times.finished_time)
-        _observe_between(self._e2e, times.arrival_time, times.finished_time)
+        _observe(self._queue, times.queue_seconds)
+        _observe(self._prefill, times.prefill_seconds)
+        _observe(self._ttft, times.ttft_seconds)
+        _observe(self._decode, times.decode_seconds)
+        _observe(self._e2e, times.total_seconds)
 
     def observe_token_gap(self, seconds: float) -> None:
         """Take in the time between two pieces of an answer."""
@@ -141,6 +141,6 @@ def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
     return CounterMetricFamily(PREFIX + name, text, value=value)
 
 
-def _observe_between(histogram: Histogram, start: float | None, end: float | None) -> None:
-    if start is not None and end is not None:
-        histogram.observe(max(0.0, end - start))
+def _observe(histogram: Histogram, seconds: float | None) -> None:
+    if seconds is not None:
+        histogram.observe(seconds)

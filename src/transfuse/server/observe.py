@@ -53,8 +53,8 @@ class RequestRecord:
         if output.error is not None:
             self.error = type(output.error).__name__
         if (times := output.metrics) is not None:
-            self.queue_seconds = _longest(self.queue_seconds, times.arrival_time, times.first_scheduled_time)
-            self.ttft_seconds = _longest(self.ttft_seconds, times.arrival_time, times.first_token_time)
+            self.queue_seconds = _longest(self.queue_seconds, times.queue_seconds)
+            self.ttft_seconds = _longest(self.ttft_seconds, times.ttft_seconds)
 
     def facts(self) -> dict[str, Any]:
         """What the log line says of the generation, if there was one, and of what went wrong."""
@@ -109,8 +109,8 @@ async def observed(
             metrics.observe(output)
 
 
-def _longest(so_far: float | None, start: float, end: float | None) -> float | None:
-    return so_far if end is None else max(so_far or 0.0, end - start)
+def _longest(so_far: float | None, seconds: float | None) -> float | None:
+    return so_far if seconds is None else max(so_far or 0.0, seconds)
 
 
 def _milliseconds(seconds: float | None) -> float | None:

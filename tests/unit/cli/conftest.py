@@ -12,6 +12,7 @@ import pytest
 
 import transfuse
 from transfuse.cli import main
+from transfuse.explanation import Terms
 from transfuse.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from transfuse.sampling_params import SamplingParams
 
@@ -107,6 +108,7 @@ class FakeLLM:
             num_cached_tokens=2,
             metrics=RequestMetrics(arrival_time=1.0, first_token_time=1.5, finished_time=3.0 if finished else None),
             error=self.error if finished else None,
+            terms=Terms(params=params, max_tokens=16, max_model_len=64, seed=params.seed, implementation=None),
         )
 
 

@@ -84,6 +84,7 @@ def test_json_carries_the_whole_output(run: Run, llm: FakeLLM) -> None:
         "text_ends": [],
     }
     assert answer["num_cached_tokens"] == 2
+    assert answer["explanation"]["sampling"]["logprobs"] == {"value": 2, "source": "request"}
     assert llm.asked[0][2].logprobs == 2
 
 

@@ -26,6 +26,7 @@ from transfuse.errors import (
     SamplingParamsError,
     UnsupportedModelError,
 )
+from transfuse.explanation import Implementation, SampledBy, Truncation
 from transfuse.front.front import Front
 from transfuse.messages import ModelLimits, RequestUpdate, TokenizerSpec
 from transfuse.outputs import RequestOutput
@@ -476,3 +477,42 @@ def test_tokens_that_make_no_text_end_their_request_alone(last: bool, monkeypatc
     assert isinstance(answers[name].error, EngineError) and "no such piece" in str(answers[name].error)
     assert answers[other].outputs[0].text == " quick brown fox jumps"
     assert answers[other].error is None
+
+
+def test_an_answer_explains_itself() -> None:
+    front = FakeFront(seed=5)
+    front.front.implementation = Implementation(name="plain", reason="asked for", dtype="float32", kernels="torch")
+    found = front.run("The quick", max_tokens=3, top_k=2, stop=["never"], n=2).explanation
+    assert found.implementation is front.front.implementation
+    assert (found.num_prompt_tokens, found.num_output_tokens) == (2, 6)
+    assert found.truncation is None and found.grammar is None
+    given = {name: held.value for name, held in found.sampling.items() if held.source == "request"}
+    assert given == {"n": 2, "temperature": 0.0, "top_k": 2, "max_tokens": 3, "stop": ["never"]}
+    assert found.sampling["top_p"] == SampledBy(1.0, "default")
+    assert found.sampling["seed"] == SampledBy(5, "engine")
+    parts = [found.queue_seconds, found.prefill_seconds, found.decode_seconds]
+    assert None not in parts and sum(parts) == pytest.approx(found.total_seconds)  # type: ignore[arg-type]
+
+
+def test_what_the_context_has_no_room_for_is_told() -> None:
+    room = MAX_LEN - 2
+    found = FakeFront().run("The quick", max_tokens=1000, ignore_eos=True).explanation
+    assert found.truncation == Truncation(asked=1000, source="request", given=room, max_model_len=MAX_LEN)
+    assert found.sampling["max_tokens"] == SampledBy(room, "context")
+    found = FakeFront().run("The quick", max_tokens=None, ignore_eos=True).explanation
+    assert found.truncation is None
+    assert found.sampling["max_tokens"] == SampledBy(room, "context")
+
+
+def test_what_has_not_begun_has_no_times_yet() -> None:
+    front = FakeFront()
+    name = front.submit()
+    found = front.front.abort(name)
+    assert found is not None
+    times = found.explanation
+    assert (times.queue_seconds, times.prefill_seconds, times.decode_seconds) == (None, None, None)
+
+
+def test_preemptions_are_told() -> None:
+    found = FakeFront(num_blocks=13).run(n=3, max_tokens=40, ignore_eos=True).explanation
+    assert found.num_preemptions > 0
