@@ -5,20 +5,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 from starlette.requests import Request
 
 from transfuse.async_llm import AsyncLLM
 from transfuse.errors import EngineClosedError, RequestError, StructuredOutputsError
+from transfuse.explanation import explain
 from transfuse.outputs import RequestOutput
 from transfuse.sampling_params import SamplingParams
 from transfuse.server.admission import Admission
 from transfuse.server.auth import salt_for_tenant
 from transfuse.server.errors import FieldError, UnknownModelError, request_id_of
 from transfuse.server.observe import observed
+from transfuse.server.sampling import Sampling
 from transfuse.server.settings import ServerSettings
 from transfuse.server.streams import merge
+
+# For clients whose bodies cannot be changed.
+EXPLAIN_HEADER: Final = "x-explain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +70,13 @@ class Generation:
         request: the HTTP request.
         read_prompts: tokenises the prompts.
         num_prompts: how many there are.
-        params: how to sample.
+        sampling: how to sample, and where that came from.
+        limit_field: what the request calls its most tokens, where more than the context leaves room for is an error;
+            None: as many as there is room for.
         priority: lower is served first under the `priority` policy.
         cache_salt: prompts with different salts never share cache blocks.
         stream: whether the client sees the answers grow.
+        explain: whether the client is told how it was served; None: if a header says so.
         adapt: how to sample after a prompt, from that and how to sample; None: as `params` says.
         prompts: the prompts, once they are read.
         outputs: by prompt, its answer so far; there once all have one.
@@ -77,13 +86,32 @@ class Generation:
     request: Request
     read_prompts: Callable[[], Awaitable[list[ReadPrompt]]]
     num_prompts: int
-    params: SamplingParams
+    sampling: Sampling
+    limit_field: str | None = None
     priority: int = 0
     cache_salt: str | None = None
     stream: bool = False
+    explain: bool | None = None
     adapt: Callable[[SamplingParams, ReadPrompt], SamplingParams] | None = None
     prompts: list[ReadPrompt] = field(default_factory=list)
     outputs: dict[int, RequestOutput] = field(default_factory=dict)
+
+    @property
+    def params(self) -> SamplingParams:
+        """How to sample."""
+        return self.sampling.params
+
+    @property
+    def explains(self) -> bool:
+        """Whether the client is told how it was served."""
+        if self.explain is not None:
+            return self.explain
+        return self.request.headers.get(EXPLAIN_HEADER, "").lower() in {"1", "true"}
+
+    def explanations(self) -> list[dict[str, Any]]:
+        """By prompt, how it was served; see `Explanation`."""
+        outputs = [output for _, output in sorted(self.outputs.items())]
+        return [asdict(explain(output, self.sampling.sources_of(output))) for output in outputs]
 
     async def changes(self, pause: float | None = None) -> AsyncGenerator[int | None, None]:
         """Start all prompts, and yield the index of each whose answer has grown.
@@ -104,6 +132,7 @@ class Generation:
             except RequestError as error:
                 raise FieldError("n", str(error)) from error
             self.prompts = await self.read_prompts()
+            self._check_room()
             answers = [self._answer(prompt) for prompt in self.prompts]
             try:
                 async with aclosing(merge(answers, pause)) as changes:
@@ -120,6 +149,22 @@ class Generation:
                     raise
                 # Nobody asked for a grammar: the tools' schemas were made into one.
                 raise FieldError("tools", f"Calls cannot be held to the parameters of the tools: {error}") from error
+
+    def _check_room(self) -> None:
+        """Refuse more tokens than there is room for, rather than cut the answer short without a word."""
+        most, longest = self.params.max_tokens, self.service.llm.limits.max_model_len
+        if self.limit_field is None or most is None:
+            return
+        for prompt in self.prompts:
+            num_prompt = len(prompt.token_ids)
+            room = longest - num_prompt
+            if 0 < room < most:
+                raise FieldError(
+                    self.limit_field,
+                    f"{self.limit_field} is {most} and the prompt has {num_prompt} tokens, together more than the "
+                    f"{longest} of this model's context. Ask for at most {room}, or leave {self.limit_field} out.",
+                    "context_length_exceeded",
+                )
 
     def _answer(self, prompt: ReadPrompt) -> AsyncGenerator[RequestOutput, None]:
         state = self.request.state

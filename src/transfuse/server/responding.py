@@ -100,6 +100,10 @@ class SpokenAnswer(ABC):
         """Those of them that are reasoning."""
         return 0 if self._reader is None else self._reader.num_reasoning_tokens
 
+    def explanation(self) -> dict[str, Any]:
+        """A field of the answer that says how it was served, where the client asked for that."""
+        return {"explanation": self.generation.explanations()[0]} if self.generation.explains else {}
+
     async def respond(self) -> Response:
         """The HTTP response.
 

@@ -67,7 +67,8 @@ class MessageAnswer(SpokenAnswer):
     def end(self) -> str:
         """See `SpokenAnswer.end`."""
         delta = MessageDelta(stop_reason=self._stop_reason, stop_sequence=self._stop_sequence)
-        last = RawMessageDeltaEvent(type="message_delta", delta=delta, usage=MessageDeltaUsage(**self._counts()))
+        usage = MessageDeltaUsage(**self._counts())
+        last = RawMessageDeltaEvent(type="message_delta", delta=delta, usage=usage, **self.explanation())
         return _event(last) + _event(RawMessageStopEvent(type="message_stop"))
 
     def fail(self, problem: Problem) -> str:
@@ -76,7 +77,7 @@ class MessageAnswer(SpokenAnswer):
 
     def whole(self) -> str:
         """See `SpokenAnswer.whole`."""
-        return _json(self._message())
+        return _json(self._message(**self.explanation()))
 
     def _reason(self, delta: Delta) -> StopReason:
         if delta.finish_reason == "length":
@@ -86,7 +87,7 @@ class MessageAnswer(SpokenAnswer):
             return "stop_sequence"
         return "tool_use" if self._writer.has_calls else "end_turn"
 
-    def _message(self) -> Message:
+    def _message(self, **more: Any) -> Message:
         """The message as far as it has come."""
         return Message(
             id=self._id,
@@ -97,6 +98,7 @@ class MessageAnswer(SpokenAnswer):
             stop_reason=self._stop_reason,
             stop_sequence=self._stop_sequence,
             usage=Usage(**self._counts(), service_tier="standard"),
+            **more,
         )
 
     def _counts(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from transfuse.sampling_params import MAX_STOP_STRINGS, SamplingParams
+from transfuse.sampling_params import MAX_STOP_STRINGS
 from transfuse.server.anthropic.blocks import (
     Blocks,
     CacheControl,
@@ -23,6 +23,7 @@ from transfuse.server.bodies import MAX_ID, MAX_MESSAGES, MAX_TOOLS, ApiModel, N
 from transfuse.server.conversation import Conversation, Turns, reasoning_variables
 from transfuse.server.errors import FieldError
 from transfuse.server.replies import ToolUse
+from transfuse.server.sampling import Sampling
 from transfuse.server.settings import ServerSettings
 from transfuse.server.structured import held_to
 
@@ -181,11 +182,13 @@ class MessagesRequest(PromptFields):
 
     Attributes:
         max_tokens: most tokens to generate, thinking included.
+        explain: say with the answer how it was served.
     """
 
     max_tokens: NumTokens
     stop_sequences: Annotated[list[ShortText], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
+    explain: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1e30)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=MAX_ID)] | None = None
@@ -196,11 +199,11 @@ class MessagesRequest(PromptFields):
     container: Annotated[None, refused("this server has no containers")] = None
     diagnostics: Annotated[None, refused("cache hits are told in usage.cache_read_input_tokens")] = None
 
-    def to_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+    def to_sampling(self, defaults: Mapping[str, Any]) -> Sampling:
         """How to sample.
 
         Args:
-            defaults: by field, what holds where the request says nothing.
+            defaults: by field, what the model's makers recommend where the request says nothing.
         """
         form = None if self.output_config is None else self.output_config.format
         given = {
@@ -211,4 +214,4 @@ class MessagesRequest(PromptFields):
             "top_p": self.top_p,
             "top_k": self.top_k,
         }
-        return SamplingParams(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
+        return Sampling.of(given, defaults)

@@ -71,9 +71,11 @@ def router(service: Service) -> APIRouter:
             request=request,
             read_prompts=partial(_read, service.llm, conversation),
             num_prompts=1,
-            params=body.to_params(service.settings.default_sampling),
+            # Agents ask for more than short contexts have; the API has a stop reason for that.
+            sampling=body.to_sampling(service.settings.default_sampling),
             adapt=plan.adapt,
             stream=bool(body.stream),
+            explain=body.explain,
         )
         answer = await load_answers()
         return await answer(body, generation, plan, model).respond()

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, ClassVar
 
 from openai import BaseModel
 from openai.types import CompletionUsage
@@ -29,12 +29,17 @@ _MAX_INLINE_ENTRIES = 4096
 class Answer(ABC):
     """The answer to one request, in the types of a route.
 
+    Attributes:
+        takes_one_prompt: whether there is but one, and so one explanation.
+
     Args:
         body: what was asked for.
         generation: what grows.
         answer_id: the `id` of the answer.
         model: the name of the model that it carries.
     """
+
+    takes_one_prompt: ClassVar[bool]
 
     def __init__(self, body: GenerationFields, generation: Generation, answer_id: str, model: str) -> None:
         self.generation = generation
@@ -97,7 +102,7 @@ class Answer(ABC):
                 assert index is not None, "pauses are not asked for"
                 self.take(self.generation.outputs[index])
         usage, params = self.usage(), self.generation.params
-        head = {**self._head, "usage": usage}
+        head = {**self._head, "usage": usage, **self._explanation()}
         num_entries = usage.total_tokens * (1 + (params.logprobs or 0) + (params.prompt_logprobs or 0))
         if num_entries <= _MAX_INLINE_ENTRIES:
             return _json(self.whole(head))
@@ -118,7 +123,7 @@ class Answer(ABC):
                     if events := "".join(self._event([choice]) for choice in choices):
                         yield events
                         started = True
-            if self._ends_with_usage:
+            if self._ends_with_usage or self.generation.explains:
                 yield self._event([])
             yield _DONE
         except Exception as error:
@@ -131,7 +136,15 @@ class Answer(ABC):
         head: dict[str, Any] = dict(self._head)
         if self._ends_with_usage or self._always_has_usage:
             head["usage"] = self.usage() if self._always_has_usage or not choices else None
+        if not choices:
+            head |= self._explanation()
         return f"data: {_json(self.chunk(choices, head))}\n\n"
+
+    def _explanation(self) -> dict[str, Any]:
+        if not self.generation.explains:
+            return {}
+        found = self.generation.explanations()
+        return {"explanation": found[0]} if self.takes_one_prompt else {"explanations": found}
 
     async def respond(self) -> Response:
         """The HTTP response.

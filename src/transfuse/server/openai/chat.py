@@ -39,6 +39,8 @@ class ChatAnswer(Answer):
         model: the name of the model that it carries.
     """
 
+    takes_one_prompt = True
+
     def __init__(self, body: ChatRequest, generation: Generation, plan: ReplyPlan, answer_id: str, model: str) -> None:
         super().__init__(body, generation, answer_id, model)
         self._num_top = body.top_logprobs or 0

@@ -38,6 +38,8 @@ class CompletionAnswer(Answer):
         model: the name of the model that it carries.
     """
 
+    takes_one_prompt = False
+
     def __init__(self, body: CompletionRequest, generation: Generation, answer_id: str, model: str) -> None:
         super().__init__(body, generation, answer_id, model)
         self._body = body

@@ -18,6 +18,7 @@ from transfuse.sampling_params import (
 from transfuse.server.bodies import MAX_ID, ApiModel, ShortText
 from transfuse.server.errors import FieldError
 from transfuse.server.openai.structured import StructuredFields
+from transfuse.server.sampling import Sampling
 
 _MAX_IDS = 1024
 _MAX_DIGITS = 10
@@ -62,6 +63,9 @@ class GenerationFields(StructuredFields):
 
     `user`, `metadata`, `safety_identifier` and the `prompt_cache_*` hints describe a request without changing its
     answer; they are taken and not used. `service_tier` and `store` are taken where they ask for nothing.
+
+    Attributes:
+        explain: say with the answer how it was served.
     """
 
     model: Annotated[str, Field(max_length=1024)] | None = None
@@ -100,6 +104,7 @@ class GenerationFields(StructuredFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    explain: bool | None = None
     priority: Annotated[int, Field(ge=-MAX_ID, le=MAX_ID)] | None = None
     cache_salt: ShortText | None = None
     add_special_tokens: bool | None = None
@@ -117,11 +122,12 @@ class GenerationFields(StructuredFields):
         """Of each prompt."""
         return self.n or 1
 
-    def sampling_params(self, defaults: Mapping[str, Any], **own: Any) -> SamplingParams:
+    def resolve(self, defaults: Mapping[str, Any], default_max_tokens: int | None, **own: Any) -> Sampling:
         """How to sample.
 
         Args:
-            defaults: by field, what holds where the request says nothing.
+            defaults: by field, what the model's makers recommend where the request says nothing.
+            default_max_tokens: most tokens where neither says anything of it.
             **own: fields that the two routes read differently.
 
         Raises:
@@ -140,5 +146,4 @@ class GenerationFields(StructuredFields):
             raise FieldError("prompt_logprobs", "prompt_logprobs is not served in streams; set stream to false.")
         given = {name: getattr(self, name) for name in SamplingParams.__dataclass_fields__ if hasattr(self, name)}
         given["structured_outputs"] = self.structured_params()
-        known = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(**{**defaults, **known, **own})
+        return Sampling.of({**given, **own}, defaults, {"max_tokens": default_max_tokens})

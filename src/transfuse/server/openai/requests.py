@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 
-from transfuse.sampling_params import SamplingParams
 from transfuse.server.bodies import MAX_ID, ApiModel, NumTokens, refused
 from transfuse.server.conversation import reasoning_variables
 from transfuse.server.errors import FieldError
@@ -16,6 +15,7 @@ from transfuse.server.openai.fields import GenerationFields, NumLogprobs, TokenI
 from transfuse.server.openai.messages import LayoutFields, Messages
 from transfuse.server.openai.tools import NamedTool, ToolChoice
 from transfuse.server.replies import ReplyPlan, ToolUse, plan_replies
+from transfuse.server.sampling import Sampling
 from transfuse.server.settings import ServerSettings
 
 MAX_PROMPTS = 256
@@ -68,7 +68,12 @@ class CompletionRequest(GenerationFields):
         """Whether the prompt is all that is asked for, as those do who score texts."""
         return self.max_tokens == 0
 
-    def to_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+    @property
+    def limit_field(self) -> str | None:
+        """What the request says its most tokens in, if it does."""
+        return None if self.max_tokens is None else "max_tokens"
+
+    def to_sampling(self, defaults: Mapping[str, Any]) -> Sampling:
         """How to sample.
 
         Raises:
@@ -89,7 +94,7 @@ class CompletionRequest(GenerationFields):
             own["max_tokens"], own["min_tokens"] = 1, 0
         if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
             own["prompt_logprobs"] = self.logprobs
-        return self.sampling_params({"max_tokens": 16, **defaults}, **own)
+        return self.resolve(defaults, 16, **own)
 
 
 class ChatRequest(GenerationFields, LayoutFields):
@@ -123,7 +128,12 @@ class ChatRequest(GenerationFields, LayoutFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     verbosity: Annotated[None, refused("no template is told; say it in chat_template_kwargs")] = None
 
-    def to_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+    @property
+    def limit_field(self) -> str | None:
+        """What the request says its most tokens in, if it does."""
+        return next((name for name in ("max_completion_tokens", "max_tokens") if getattr(self, name) is not None), None)
+
+    def to_sampling(self, defaults: Mapping[str, Any]) -> Sampling:
         """How to sample.
 
         Raises:
@@ -138,7 +148,7 @@ class ChatRequest(GenerationFields, LayoutFields):
         own: dict[str, Any] = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
         if self.max_completion_tokens is not None:
             own["max_tokens"] = self.max_completion_tokens
-        return self.sampling_params({"max_tokens": None, **defaults}, **own)
+        return self.resolve(defaults, None, **own)
 
     def layout_arguments(self, settings: ServerSettings) -> dict[str, Any]:
         """See `LayoutFields.layout_arguments`."""

@@ -59,10 +59,12 @@ def _add_generation(routes: APIRouter, service: Service) -> None:
             request=request,
             read_prompts=partial(read_prompts, service, body),
             num_prompts=len(body.prompt),
-            params=body.to_params(service.settings.default_sampling),
+            sampling=body.to_sampling(service.settings.default_sampling),
+            limit_field=body.limit_field,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             stream=bool(body.stream),
+            explain=body.explain,
         )
         return await CompletionAnswer(body, generation, f"cmpl-{request_id_of(request)}", model).respond()
 
@@ -76,11 +78,13 @@ def _add_generation(routes: APIRouter, service: Service) -> None:
             request=request,
             read_prompts=partial(read_conversation, service, body),
             num_prompts=1,
-            params=body.to_params(service.settings.default_sampling),
+            sampling=body.to_sampling(service.settings.default_sampling),
+            limit_field=body.limit_field,
             adapt=plan.adapt,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             stream=bool(body.stream),
+            explain=body.explain,
         )
         return await ChatAnswer(body, generation, plan, f"chatcmpl-{request_id_of(request)}", model).respond()
 

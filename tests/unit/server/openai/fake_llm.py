@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from transfuse.errors import TransfuseError
+from transfuse.explanation import Implementation
 from transfuse.front.front import Front
 from transfuse.front.prompts import Prompt
 from transfuse.fusion.plan import FusionPlan
@@ -128,7 +129,13 @@ class FakeLLM:
     state, reason, num_restarts, is_ready = "ready", "", 0, True
     stats = CoreStats()
     fusion_plan: FusionPlan | None = None
-    summary: Mapping[str, Any] = {"model": "/models/fake", "implementation": "plain", "reason": "because"}
+    summary: Mapping[str, Any] = {
+        "model": "/models/fake",
+        "implementation": "plain",
+        "reason": "because",
+        "dtype": "float32",
+        "kernels": "portable",
+    }
 
     def __init__(
         self,
@@ -141,6 +148,7 @@ class FakeLLM:
         tokens = tokenizer.encode(text, add_special_tokens=False) if isinstance(text, str) else []
         self.core = FakeCore(text if callable(text) else lambda _: tokens)
         self.front = Front(self.core, tokenizer, self.limits)
+        self.front.implementation = Implementation.of(self.summary)
         self.rendered: list[dict[str, Any]] = []
         self.refusal: Exception | None = None
         self.failure: tuple[int, TransfuseError] | None = None  # after so many steps

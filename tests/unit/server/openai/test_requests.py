@@ -83,14 +83,14 @@ def test_zero_is_out_where_it_means_nothing(field: str, limits: tuple[float, flo
 def test_the_models_limits_are_those_of_the_engine() -> None:
     # What passes here has to pass there, or be refused there with a message of its own.
     extremes = {name: limits[1] for name, limits in (INTEGERS | FLOATS | OPEN_FLOATS).items() if name != "best_of"}
-    read(**extremes).to_params({})
+    read(**extremes).to_sampling({})
     extremes = {name: limits[0] for name, limits in (INTEGERS | FLOATS).items()}
-    read(**extremes).to_params({})
+    read(**extremes).to_sampling({})
 
 
 @pytest.mark.parametrize("field", [*INTEGERS, *FLOATS, *OPEN_FLOATS, *BOOLEANS, "stop", "logit_bias", "user", "model"])
 def test_null_is_as_good_as_nothing(field: str) -> None:
-    assert read(**{field: None}).to_params({}) == read().to_params({})
+    assert read(**{field: None}).to_sampling({}) == read().to_sampling({})
 
 
 @pytest.mark.parametrize("name", ["nope", "Temperature", "guided_regexp", "best_off", "", "x" * 1000])
@@ -111,7 +111,7 @@ def test_stops_are_few_and_short_texts(stop: Any) -> None:
 
 @pytest.mark.parametrize("stop", ["a", ["a"], ["a"] * 16, [], "x" * 1024])
 def test_one_stop_or_several(stop: Any) -> None:
-    assert read(stop=stop).to_params({}).stop_strings == tuple([stop] if isinstance(stop, str) else stop)
+    assert read(stop=stop).to_sampling({}).params.stop_strings == tuple([stop] if isinstance(stop, str) else stop)
 
 
 @pytest.mark.parametrize(
@@ -212,9 +212,9 @@ def test_template_variables_that_are_fine() -> None:
 
 def test_limits_of_a_request_are_products() -> None:
     body = CompletionRequest.model_validate({"prompt": ["x"] * 8, "n": 128})
-    body.to_params({})
+    body.to_sampling({})
     with pytest.raises(RequestError, match="9 prompts times n=128"):
-        CompletionRequest.model_validate({"prompt": ["x"] * 9, "n": 128}).to_params({})
+        CompletionRequest.model_validate({"prompt": ["x"] * 9, "n": 128}).to_sampling({})
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -250,7 +250,7 @@ NAMED = {"name": "n", "schema": SCHEMA}
     ids=str,
 )
 def test_what_the_answer_must_be_is_read_from_every_name(body: dict[str, Any], expected: dict[str, Any] | None) -> None:
-    found = read(**body).to_params({}).structured_outputs
+    found = read(**body).to_sampling({}).params.structured_outputs
     if body.get("structured_outputs", {}).get("disable_any_whitespace"):
         expected = {"json": SCHEMA, "disable_any_whitespace": True}
     assert found == (None if expected is None else StructuredOutputsParams(**expected))
@@ -269,6 +269,6 @@ def test_what_the_answer_must_be_is_read_from_every_name(body: dict[str, Any], e
 )
 def test_what_the_answer_must_be_is_said_once_and_within_bounds(body: dict[str, Any]) -> None:
     with pytest.raises(FieldError) as caught:
-        read(**body).to_params({})
+        read(**body).to_sampling({})
     assert caught.value.field == next(iter(body))
     assert len(str(caught.value)) < 300

@@ -110,6 +110,7 @@ class ResponseAnswer(SpokenAnswer):
             usage=self._usage(),
             incomplete_details=IncompleteDetails(reason="max_output_tokens") if cut_off else None,
             completed_at=None if cut_off else time.time(),
+            **self.explanation(),
         )
         asked = self._asked
         if asked.body.store is not False:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from transfuse.sampling_params import SamplingParams
 from transfuse.server.bodies import MAX_MESSAGES, MAX_TOOLS, ApiModel, NumTokens, ShortText, refused
 from transfuse.server.conversation import Conversation, Turns, reasoning_variables
 from transfuse.server.errors import FieldError, NotStoredError
@@ -16,6 +15,7 @@ from transfuse.server.openai.responses.store import ResponseStore, with_id
 from transfuse.server.openai.responses.tools import AnyTool, OfferedTools, ToolChoice, tool_use_of
 from transfuse.server.openai.structured import JsonObjectFormat, JsonSchema, TextFormat
 from transfuse.server.replies import ToolUse
+from transfuse.server.sampling import Sampling
 from transfuse.server.settings import ServerSettings
 from transfuse.server.structured import held_to
 
@@ -168,6 +168,7 @@ class ResponsesRequest(InputFields):
 
     Attributes:
         store: whether the server remembers the response; so by default.
+        explain: say with the answer how it was served.
     """
 
     max_output_tokens: NumTokens | None = None
@@ -177,6 +178,7 @@ class ResponsesRequest(InputFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
+    explain: bool | None = None
     include: (
         list[
             Literal[
@@ -209,17 +211,25 @@ class ResponsesRequest(InputFields):
     access_programs: Annotated[None, refused("this server has no such programs")] = None
     image: Annotated[None, refused("this server's models read text only")] = None
 
-    def to_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+    @property
+    def limit_field(self) -> str | None:
+        """What the request says its most tokens in, if it does."""
+        return None if self.max_output_tokens is None else "max_output_tokens"
+
+    def to_sampling(self, defaults: Mapping[str, Any]) -> Sampling:
         """How to sample.
 
         Args:
-            defaults: by field, what holds where the request says nothing.
+            defaults: by field, what the model's makers recommend where the request says nothing.
         """
-        given = {"max_tokens": self.max_output_tokens, "temperature": self.temperature, "top_p": self.top_p}
-        known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        given: dict[str, Any] = {
+            "max_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
         form = None if self.text is None else self.text.format
         if isinstance(form, SchemaFormat):
-            known["structured_outputs"] = held_to("text.format", schema=form.schema_)
+            given["structured_outputs"] = held_to("text.format", schema=form.schema_)
         elif isinstance(form, JsonObjectFormat):
-            known["structured_outputs"] = held_to("text.format", schema=None)
-        return SamplingParams(**{"max_tokens": None, **defaults, **known})
+            given["structured_outputs"] = held_to("text.format", schema=None)
+        return Sampling.of(given, defaults, {"max_tokens": None})

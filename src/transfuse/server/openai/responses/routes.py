@@ -74,10 +74,12 @@ def _add_creation(routes: APIRouter, service: Service, store: ResponseStore) -> 
             request=request,
             read_prompts=partial(_read, service.llm, conversation),
             num_prompts=1,
-            params=body.to_params(service.settings.default_sampling),
+            sampling=body.to_sampling(service.settings.default_sampling),
+            limit_field=body.limit_field,
             adapt=plan.adapt,
             cache_salt=body.cache_salt,
             stream=bool(body.stream),
+            explain=body.explain,
         )
         return await ResponseAnswer(asked, generation, plan, model, store).respond()
 
