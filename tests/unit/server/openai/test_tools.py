@@ -335,7 +335,7 @@ def test_a_call_may_stand_for_an_answer_of_a_form(api: Api) -> None:
     assert "replies: calls | %json" in grammar_of(api, body)
     assert "replies: calls | %json" not in grammar_of(api, {**body, "tool_choice": "required"})
     refused = {**recite(api, "llama3"), "response_format": FORM}
-    assert "calls as JSON" in api.refused("/v1/chat/completions", refused)["message"]
+    assert "calls are JSON" in api.refused("/v1/chat/completions", refused)["message"]
 
 
 def test_a_grammar_holds_for_a_whole_reply(api: Api) -> None:
