@@ -77,7 +77,7 @@ def check(name: str, arguments: str) -> None:
 def test_a_forced_call_is_always_one(client: OpenAI, choice: str) -> None:
     tool_choice: Any = choice if choice == "required" else {"type": "function", "function": {"name": choice}}
     body: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "tool_choice": tool_choice}
-    body |= {"n": 4, "seed": 7, "temperature": 1.5, "max_tokens": 200, "parallel_tool_calls": False}
+    body |= {"n": 4, "seed": 7, "temperature": 1.5, "max_tokens": 100, "parallel_tool_calls": False}
     whole = client.chat.completions.create(**body)
     expected = []
     for each in whole.choices:
