@@ -138,8 +138,10 @@ def _add_tokens(backend: tokenizers.Tokenizer, fields: dict[str, Any]) -> None:
 
     kinds = fields.get("token_type", [])
     for wanted, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        found = [token for token, kind in zip(fields["tokens"], kinds, strict=False) if kind == wanted]
-        backend.add_tokens([AddedToken(token, normalized=False, special=special) for token in found])
+        found = [index for index, kind in enumerate(kinds) if kind == wanted]
+        # The file may write spaces where the vocabulary has what they are normalised to, in which they are found then.
+        spelled = [(backend.id_to_token(index), fields["tokens"][index]) for index in found]
+        backend.add_tokens([AddedToken(own, normalized=own != token, special=special) for own, token in spelled])
 
 
 def _drop_space_prefix(backend: tokenizers.Tokenizer) -> None:

@@ -251,6 +251,21 @@ def test_gemma_pieces(piece_backend: Backend, tmp_path: Path) -> None:
     assert_same(load_tokenizer(source), reference)
 
 
+def test_runs_of_spaces_are_found_as_the_vocabulary_spells_them(tmp_path: Path) -> None:
+    backend = pieces()
+    vocab, _ = parts(backend)
+    runs = {"▁" * 4: len(vocab), "▁" * 6: len(vocab) + 1}
+    tokens = [*sorted(vocab, key=vocab.__getitem__), *(run.replace("▁", " ") for run in runs)]
+    fields = {"model": "llama", "tokens": tokens, "token_type": [1] * len(vocab) + [4, 4], "unknown_token_id": 3}
+    fields |= {"scores": [*scores(backend), -1e4, -1e4], "merges": None}
+    ours = load_tokenizer(write(tmp_path / "m.gguf", "gemma3", backend, PIECE_SPECIALS, **fields))
+
+    ids = ours.encode("dog    dog      dog dog", add_special_tokens=False)
+    assert [token for token in ids if token >= len(vocab)] == list(runs.values())
+    assert ours.vocab_size == len(tokens)
+    assert ours.decode(ids) == "dog    dog      dog dog"
+
+
 def test_token_text_keeps_the_space_that_decoding_alone_drops(piece_backend: Backend, tmp_path: Path) -> None:
     fields = {"model": "llama", "pre": "default", "scores": scores(piece_backend), "unknown_token_id": 3}
     ours = load_tokenizer(write(tmp_path / "m.gguf", "llama", piece_backend, PIECE_SPECIALS, **fields))
