@@ -95,6 +95,8 @@ class SchedulerConfig:
         block_size: tokens per block.
         keeps_states: whether the model keeps a state of each running request, of which there are `max_num_seqs` rows.
             A state is lost with the request's blocks, and stands for a whole text: no prefix of it can be shared.
+        replays_outputs: whether what a preempted request computes again is computed as at first: its prompt in one
+            step, then its output token by token. For models that give a text in other pieces other logits.
     """
 
     max_model_len: int
@@ -105,9 +107,13 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     block_size: int = 16
     keeps_states: bool = False
+    replays_outputs: bool = False
 
     def __post_init__(self) -> None:
         assert not (self.keeps_states and self.enable_prefix_caching), "blocks do not hold the states at their ends"
+        assert not (self.replays_outputs and (self.enable_chunked_prefill or self.enable_prefix_caching)), (
+            "a prompt in one piece is neither cut nor begun by another"
+        )
         assert self.max_num_batched_tokens >= self.max_num_seqs, "every running request needs one token a step"
 
 

@@ -65,4 +65,5 @@ def check_idle(llm: LLM) -> None:
     assert engine._sampler._states == {}
     assert front._groups == front._group_of == llm._built.core._requests == {}
     if llm.model_impl == "original":
-        assert engine._runner._worker._current is None, "a generate of the model goes on"
+        assert engine.runner.num_running == 0, "a generate of the model goes on"
+        assert not any(generate.is_running for generate in engine.runner._idle)

@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.reference import Reference, check_idle
 from transfuse import LLM, SamplingParams
 from transfuse.engine.build import Summary
+from transfuse.engine.original_runner import Together
 from transfuse.errors import (
     CapacityError,
     ConfigError,
@@ -224,8 +225,8 @@ def test_the_summary_says_what_runs(llm: LLM, original: LLM) -> None:
     assert summary["full_requests"] == pytest.approx(summary["cache_tokens"] / CONTEXT)
     assert summary["num_threads"] == 1
     own = original.summary()
-    assert (own["implementation"], own["reason"]) == ("original", "asked for")
-    assert (own["cache_tokens"], own["cache_bytes"], own["max_num_seqs"]) == (None, 0, 1)
+    assert (own["implementation"], own["reason"]) == ("original", f"asked for; {Together.PADDED.value}")
+    assert (own["cache_tokens"], own["cache_bytes"], own["max_num_seqs"]) == (None, 0, 8)
     assert own["prefix_caching"] is False
 
 

@@ -118,7 +118,7 @@ def _build_from_modules(
 
     ready, loaded = start_modules(config.model, source, show_progress=show_progress)
     runner = ready.runner
-    if kept is None or not isinstance(runner, FusedRunner):
+    if kept is None or not isinstance(runner, FusedRunner) or not runner.supports_chunks:
         return _assembled(config, source, ready)
     kept.watch(runner, loaded)
     built = _assembled(config, source, ready)
@@ -143,7 +143,7 @@ def _assemble(config: EngineConfig, source: ModelSource, ready: ReadyModel) -> B
         bytes_per_state=runner.bytes_per_state,
         model_max_len=facts.max_len,
         max_model_len=config.max_model_len,
-        max_num_seqs=runner.max_num_seqs or config.max_num_seqs,
+        max_num_seqs=min(config.max_num_seqs, runner.max_num_seqs or config.max_num_seqs),
         max_chunk=config.max_num_batched_tokens,
     )
     scheduler_config = _scheduler_config(config, runner, size)
@@ -194,10 +194,13 @@ def _scheduler_config(config: EngineConfig, runner: ModelRunner, size: CacheSize
         max_model_len=size.max_model_len,
         max_num_seqs=size.max_num_seqs,
         # An implementation without chunks computes a whole prompt, and a preempted request's output, in one step.
-        max_num_batched_tokens=config.max_num_batched_tokens if runner.supports_chunks else size.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens
+        if runner.supports_chunks
+        else max(size.max_model_len, size.max_num_seqs),
         policy=config.policy,
         enable_chunked_prefill=config.enable_chunked_prefill and runner.supports_chunks,
         enable_prefix_caching=config.cache.enable_prefix_caching and runner.shares_prefixes,
         block_size=config.cache.block_size,
         keeps_states=runner.bytes_per_state > 0,
+        replays_outputs=not runner.supports_chunks,
     )

@@ -13,6 +13,8 @@ PROMPT_LOGPROBS_CHUNK = 256
 
 def longest_chunk(request: Request, config: SchedulerConfig) -> int:
     """The most tokens of a request that one step computes, for reasons of the request's own."""
+    if config.replays_outputs:
+        return 1 if request.num_computed_tokens else request.num_prompt_tokens
     if request.params.prompt_logprobs is None or not config.enable_chunked_prefill:
         return config.max_num_batched_tokens
     return PROMPT_LOGPROBS_CHUNK

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from transfuse.config import ModelConfig
 from transfuse.engine.fused_runner import FusedRunner
-from transfuse.engine.original_runner import OriginalRunner
+from transfuse.engine.original_runner import OriginalRunner, Together
 from transfuse.engine.plain_runner import PlainRunner
 from transfuse.engine.runner import ModelRunner
+from transfuse.engine.together import find_together
 from transfuse.engine.unseen import check_fused, check_model
 from transfuse.errors import UnsupportedModelError
 from transfuse.fusion.analysis import analyse_model
@@ -53,7 +54,7 @@ def choose(model: PreTrainedModel, analysis: Analysis | None, config: ModelConfi
     """
     asked = config.model_impl
     if asked == "original":
-        return Choice(OriginalRunner(model), "asked for")
+        return _original(model, "asked for", config)
     tries: dict[str, Callable[[], Choice]] = {
         "fused": lambda: _fused(model, analysis or analyse_model(model), config),
         "plain": lambda: _plain(model, config),
@@ -70,7 +71,7 @@ def choose(model: PreTrainedModel, analysis: Analysis | None, config: ModelConfi
         raise UnsupportedModelError(
             f"model_impl={asked!r} cannot run {type(model).__name__}: {refusals[asked]}. Use 'auto' or 'original'."
         )
-    return Choice(OriginalRunner(model), "; ".join(_told(refusals)))
+    return _original(model, "; ".join(_told(refusals)), config)
 
 
 def _told(refusals: dict[str, str]) -> list[str]:
@@ -87,20 +88,25 @@ def _plain(model: PreTrainedModel, config: ModelConfig) -> Choice:
     verdict = check_model(model, config.cache_dir)
     if not verdict.passed:
         raise UnsupportedModelError(verdict.reason)
-    return _choice(PlainRunner(model), verdict.reason)
+    return _choice(PlainRunner(model, whole_texts=verdict.whole_texts), verdict.reason)
 
 
 def _fused(model: PreTrainedModel, analysis: Analysis, config: ModelConfig) -> Choice:
-    reason = _TRUSTED
+    reason, whole_texts = _TRUSTED, False
     if not config.trust_plan:
         verdict = check_fused(model, config.cache_dir)
         if not verdict.passed:
             raise UnsupportedModelError(verdict.reason)
-        reason, analysis = verdict.reason, analysis.without(verdict.refused)
+        reason, analysis, whole_texts = verdict.reason, analysis.without(verdict.refused), verdict.whole_texts
     plan = analysis.plan
     share = f"{plan.num_fused_linears} of {plan.num_linears} linears"
     extent = f"fused ({share})" if plan.counts_as_fused else f"fused in part ({share}): {plan.shortfall}"
-    return _choice(FusedRunner(model, analysis), f"{reason}; {extent}", plan)
+    return _choice(FusedRunner(model, analysis, whole_texts=whole_texts), f"{reason}; {extent}", plan)
+
+
+def _original(model: PreTrainedModel, reason: str, config: ModelConfig) -> Choice:
+    together = Together.NONE if config.trust_plan else find_together(model, config.cache_dir)
+    return Choice(OriginalRunner(model, together), f"{reason}; {together.value}")
 
 
 def _choice(runner: PlainRunner, reason: str, plan: FusionPlan | None = None) -> Choice:

@@ -44,6 +44,7 @@ class FusedRunner(PlainRunner):
         analysis: of this model.
         owns_weights: whether nobody else uses the model, so that the memory of weights that are kept in another
             layout may be given back.
+        whole_texts: see `PlainRunner`.
 
     Attributes:
         observe: is shown the cache and the program, while the weights are still as they were; to be set before
@@ -56,7 +57,9 @@ class FusedRunner(PlainRunner):
 
     implementation = "fused"
 
-    def __init__(self, model: PreTrainedModel, analysis: Analysis, *, owns_weights: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, analysis: Analysis, *, owns_weights: bool = False, whole_texts: bool = False
+    ) -> None:
         self._owns_weights = owns_weights
         self.observe: Callable[[KVCache, Graph, Sequence[NativeOp | TorchOp]], None] | None = None
         self._program: StepProgram | None = None
@@ -72,7 +75,7 @@ class FusedRunner(PlainRunner):
             restore.callback(uninstall, install(model, analysis))
             restore.enter_context(fused_experts_of(model))
             with _counting_calls(model, analysis) as self._calls:
-                self._init_plain(model)
+                self._init_plain(model, whole_texts)
                 executed = executions - self._executed_before
             # The plain runner's own is undone first.
             restore.push(self._restore)
@@ -159,9 +162,9 @@ class FusedRunner(PlainRunner):
         self._calls.clear()
         self._executed_before = executions.copy()
 
-    def _init_plain(self, model: PreTrainedModel) -> None:
+    def _init_plain(self, model: PreTrainedModel, whole_texts: bool) -> None:
         try:
-            super().__init__(model)
+            super().__init__(model, whole_texts=whole_texts)
         except UnsupportedModelError:
             raise
         except Exception as error:

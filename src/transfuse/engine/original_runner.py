@@ -1,45 +1,65 @@
-"""Runs a model's own `generate`, one request at a time, stopped between tokens for the engine to sample."""
+"""Runs a model's own `generate`: one request at a time, or those that come together as one padded batch."""
 
 from __future__ import annotations
 
-import queue
-import threading
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Sequence
+from enum import Enum
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from transfuse.cache.groups import CacheGroup
+from transfuse.engine.own_generate import OwnGenerate
+from transfuse.engine.request import Request
 from transfuse.engine.runner import ModelRunner, PromptLogits, StepLogits
-from transfuse.engine.scheduler import Batch
-from transfuse.errors import EngineError
+from transfuse.engine.scheduler import Batch, ScheduledRequest
+
+# The model's own caches are of no known size, so few requests run at once.
+_MOST_AT_ONCE = 8
+
+
+class Together(Enum):
+    """Which requests one `generate` runs; the value says it in the start-up table."""
+
+    NONE = "one request at a time"
+    EQUAL_LENGTHS = "requests that come together with texts of equal length as one batch"
+    PADDED = "requests that come together as one batch, padded to equal length"
 
 
 class OriginalRunner(ModelRunner):
     """See `ModelRunner`. Whatever `generate` runs, this runs, with the cache and the mask that `generate` gives it.
 
-    `generate` is called once a request in a thread of its own. A logits processor hands each step's logits to the
-    engine, waits for the token that the engine's sampler chose, and makes `generate` choose it too.
+    Requests whose prompts are computed in the same step may run as one batch, each batch in a thread of its own. A
+    logits processor hands each step's logits to the engine, waits for the tokens that the engine's sampler chose, and
+    makes `generate` choose them too. A request that has ended stays in its batch, unheeded, until the last has.
 
     Args:
         model: in eval mode.
+        together: which requests may run as one batch.
     """
 
     implementation = "original"
-    max_num_seqs = 1
     supports_chunks = False
-    # The model's own cache grows with its request and is gone with it; blocks only count tokens here.
+    # The model's own cache grows with its requests and is gone with them; blocks only count tokens here.
     groups = (CacheGroup(0, "full", None, (0,)),)
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, together: Together = Together.NONE) -> None:
         self._model = model
+        self._together = together
+        self.max_num_seqs = 1 if together is Together.NONE else _MOST_AT_ONCE
         self._generation_config = model.generation_config
         model.generation_config = _neutral(model.generation_config)
-        self._worker = _Worker(model)
-        self._running: str | None = None
+        self._idle = [OwnGenerate(model)]
+        self._batches: dict[str, _OwnBatch] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Requests in a `generate` that has not ended."""
+        return len(self._batches)
 
     def bytes_per_block(self, block_size: int) -> int:
-        """Zero: the model's own cache is not made of blocks, and at most one exists at a time."""
+        """Zero: the model's own cache is not made of blocks, and few exist at a time."""
         return 0
 
     def allocate(self, num_blocks: int, block_size: int) -> int:
@@ -48,132 +68,108 @@ class OriginalRunner(ModelRunner):
 
     def run(self, batch: Batch) -> StepLogits:
         """See `ModelRunner.run`."""
-        (entry,) = batch.entries
-        request = entry.request
-        if self._running == request.request_id and entry.start > 0:
-            logits = self._worker.advance(request.output_token_ids[-1])
-        else:
-            self._worker.stop()
-            self._running = request.request_id
-            logits = self._worker.start(request.tokens(0, request.num_tokens))
-        prompts = {}
-        if request.params.prompt_logprobs is not None and entry.start == 0 and request.num_prompt_tokens > 1:
-            prompts[request.request_id] = PromptLogits(1, self._prompt_logits(request.prompt_token_ids))
-        return StepLogits(logits, (request,), prompts)
+        for request in batch.preempted:
+            self.release(request.request_id)
+        found: dict[str, torch.Tensor] = {}
+        goes_on: dict[_OwnBatch, list[ScheduledRequest]] = defaultdict(list)
+        begins: dict[int, list[ScheduledRequest]] = defaultdict(list)
+        for entry in batch.entries:
+            own = self._batches.get(entry.request.request_id)
+            if own is not None and entry.start > 0:
+                goes_on[own].append(entry)
+            else:
+                self.release(entry.request.request_id)
+                # Those that are padded are of one kind.
+                length = entry.start + entry.num_tokens
+                begins[0 if self._together is Together.PADDED else length].append(entry)
+        for own, entries in goes_on.items():
+            found |= self._go_on(own, entries)
+        for entries in begins.values():
+            found |= self._begin(entries)
+        # A request that is computed again goes through tokens that were chosen before.
+        sampling = [entry.request for entry in batch.entries if entry.samples]
+        logits = torch.stack([found[entry.request.request_id] for entry in batch.entries])
+        samples = torch.tensor([entry.samples for entry in batch.entries])
+        return StepLogits(logits[samples], sampling, self._prompts(batch))
+
+    def _begin(self, entries: Sequence[ScheduledRequest]) -> dict[str, torch.Tensor]:
+        """Logits [V] by request, of requests that become a batch."""
+        generate = self._idle.pop() if self._idle else OwnGenerate(self._model)
+        own = _OwnBatch(generate, [entry.request for entry in entries])
+        self._batches |= dict.fromkeys(own.live, own)
+        return self._answers(own, [entry.request.tokens(0, entry.start + entry.num_tokens) for entry in entries])
+
+    def _go_on(self, own: _OwnBatch, entries: Sequence[ScheduledRequest]) -> dict[str, torch.Tensor]:
+        """The same of requests that go on by one token; others of their batch, which do not, leave it."""
+        tokens = {entry.request.request_id: entry.request.tokens(entry.start, entry.start + 1)[0] for entry in entries}
+        for request_id in own.live - tokens.keys():
+            self.release(request_id)
+        return self._answers(own, tokens)
+
+    def _answers(self, own: _OwnBatch, given: list[list[int]] | dict[str, int]) -> dict[str, torch.Tensor]:
+        try:
+            if isinstance(given, dict):
+                logits = own.generate.advance([given.get(name, 0) for name in own.names])
+            else:
+                logits = own.generate.start(given)
+        except BaseException:
+            for request_id in set(own.live):
+                self.release(request_id)
+            raise
+        return {name: row for name, row in zip(own.names, logits, strict=True) if name in own.live}
+
+    def _prompts(self, batch: Batch) -> dict[str, PromptLogits]:
+        asking = [
+            entry.request
+            for entry in batch.entries
+            if entry.request.params.prompt_logprobs is not None and entry.start == 0
+        ]
+        return {
+            request.request_id: PromptLogits(1, self._prompt_logits(request))
+            for request in asking
+            if request.num_prompt_tokens > 1
+        }
 
     @torch.inference_mode()
-    def _prompt_logits(self, token_ids: list[int]) -> torch.Tensor:
-        output = self._model(input_ids=torch.tensor([token_ids]), use_cache=False)
+    def _prompt_logits(self, request: Request) -> torch.Tensor:
+        output = self._model(input_ids=torch.tensor([request.prompt_token_ids]), use_cache=False)
         logits: torch.Tensor = output.logits[0, :-1]
         return logits
 
     def release(self, request_id: str) -> None:
-        """End the request's `generate`."""
-        if self._running == request_id:
-            self._worker.stop()
-            self._running = None
+        """Leave the request out of its batch, and end the `generate` of one that is empty."""
+        own = self._batches.pop(request_id, None)
+        if own is not None:
+            own.live.discard(request_id)
+            if not own.live:
+                own.generate.stop()
+                self._idle.append(own.generate)
 
     def close(self) -> None:
         """See `ModelRunner.close`."""
-        self._worker.close()
+        for request_id in list(self._batches):
+            self.release(request_id)
+        for generate in self._idle:
+            generate.close()
         self._model.generation_config = self._generation_config
+
+
+class _OwnBatch:
+    """Requests that one `generate` runs.
+
+    Attributes:
+        generate: runs them.
+        names: their ids, in the order of its rows.
+        live: those that still are in it.
+    """
+
+    def __init__(self, generate: OwnGenerate, requests: Sequence[Request]) -> None:
+        self.generate = generate
+        self.names = [request.request_id for request in requests]
+        self.live = set(self.names)
 
 
 def _neutral(config: GenerationConfig) -> GenerationConfig:
     """`config` without all that chooses or ends: greedy, no penalties, no stop tokens. The engine does these."""
     kept = {name: getattr(config, name, None) for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id")}
     return GenerationConfig(do_sample=False, num_beams=1, use_cache=True, eos_token_id=None, **kept)
-
-
-class _Stopped(BaseException):
-    """Unwinds `generate` when the engine wants no more tokens. Not an `Exception`, so that no model catches it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One `generate` and its queues: nobody reads what an interrupted one still puts there."""
-
-    token_ids: list[int]
-    logits: queue.SimpleQueue[torch.Tensor | Exception] = field(default_factory=queue.SimpleQueue)
-    tokens: queue.SimpleQueue[int | None] = field(default_factory=queue.SimpleQueue)
-
-
-class _Bridge(LogitsProcessor):
-    """Exchanges logits for a token, on the worker's thread."""
-
-    def __init__(self, run: _Run) -> None:
-        self._run = run
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self._run.logits.put(scores.clone())
-        token = self._run.tokens.get()
-        if token is None:
-            raise _Stopped
-        forced = torch.full_like(scores, float("-inf"))
-        forced[:, token] = 0.0
-        return forced
-
-
-class _Worker:
-    """A thread that runs one `generate` at a time.
-
-    It lives as long as the runner: every new thread that computes would start a pool of OpenMP threads of its own.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self._runs: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
-        self._current: _Run | None = None
-        self._thread = threading.Thread(target=self._serve, name="transfuse-original", daemon=True)
-        self._thread.start()
-
-    def start(self, token_ids: list[int]) -> torch.Tensor:
-        """Begin a `generate` and return its first logits [1, V], float32."""
-        run = self._current = _Run(token_ids)
-        self._runs.put(run)
-        return self._receive(run)
-
-    def advance(self, token: int) -> torch.Tensor:
-        """Go on with `token` and return the next logits [1, V], float32."""
-        assert self._current is not None, "no generate is running"
-        self._current.tokens.put(token)
-        return self._receive(self._current)
-
-    def stop(self) -> None:
-        """End the running `generate`, if there is one."""
-        if self._current is not None:
-            self._current.tokens.put(None)
-            self._current = None
-
-    def close(self) -> None:
-        """End the thread."""
-        self.stop()
-        self._runs.put(None)
-        self._thread.join()
-
-    def _receive(self, run: _Run) -> torch.Tensor:
-        answer = run.logits.get()
-        if isinstance(answer, Exception):
-            self._current = None
-            raise answer
-        return answer
-
-    def _serve(self) -> None:
-        while (run := self._runs.get()) is not None:
-            try:
-                self._generate(run)
-                raise EngineError("The model's generate ended by itself, before the engine had all tokens.")
-            except _Stopped:
-                continue
-            except Exception as error:
-                run.logits.put(error)
-
-    @torch.inference_mode()
-    def _generate(self, run: _Run) -> None:
-        self._model.generate(
-            torch.tensor([run.token_ids]),
-            attention_mask=torch.ones(1, len(run.token_ids), dtype=torch.int64),
-            logits_processor=LogitsProcessorList([_Bridge(run)]),
-            # The engine ends the request; generate must not end before it.
-            max_new_tokens=2**31 - 1,
-        )

@@ -35,6 +35,7 @@ class PlainRunner(ModelRunner):
 
     Args:
         model: in eval mode. Until `close`, its attention goes to the paged cache.
+        whole_texts: whether it is right for whole prompts only: then none is cut, and no prefix is shared.
 
     Attributes:
         specs: what each cache layer keeps.
@@ -47,10 +48,10 @@ class PlainRunner(ModelRunner):
 
     implementation = "plain"
     max_num_seqs = None
-    supports_chunks = True
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, whole_texts: bool = False) -> None:
         self._model = model
+        self.supports_chunks = not whole_texts
         self._kv: KVCache | None = None
         self._block_size = 0
         self.state_specs: list[StateSpec] = []

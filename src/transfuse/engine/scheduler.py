@@ -318,6 +318,8 @@ class Scheduler:
         """
         if self._config.enable_chunked_prefill:
             return 1
+        if self._config.replays_outputs:
+            return request.num_prompt_tokens
         if self._queues.running:
             return min(num_missing, self._config.max_num_batched_tokens)
         return max(1, num_missing - len(request.output_token_ids))

@@ -10,75 +10,61 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from transfuse.config import SchedulerConfig
+from transfuse.engine.comparison import (
+    Reference,
+    Scenario,
+    allocate,
+    batch_logits,
+    generate_reference,
+    share_of_tolerance,
+)
 from transfuse.engine.fused_runner import FusedRunner
 from transfuse.engine.plain_runner import PlainRunner
-from transfuse.engine.request import Request
-from transfuse.engine.scheduler import Scheduler
-from transfuse.engine.verdicts import Verdict, keep_verdict, kept_verdict, verdict_path, where
+from transfuse.engine.verdicts import Verdict, kept_or_found, verdict_path, where
 from transfuse.errors import UnsupportedModelError
 from transfuse.fusion.analysis import analyse_model
 from transfuse.fusion.fingerprint import own_source
 from transfuse.kernels.cpu.loading import kernels_key
 from transfuse.layers.forward_arguments import ForwardArguments
+from transfuse.layers.own_cache import new_cache
+from transfuse.layers.own_forward import OwnForward, is_close
 from transfuse.models.shrink import build_shrunk
-from transfuse.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
 # Raise when the check itself changes, so that old verdicts are not trusted.
-CHECK_VERSION = 6
+CHECK_VERSION = 7
 
 # Longer than the windows of a shrunk config, of unlike lengths, one of a single token.
-_PROMPT_LENGTHS = (23, 5, 1, 14)
-_NUM_NEW_TOKENS = 4
-_BLOCK_SIZE = 4
-# Of the logits' standard deviation. Float32 noise is near 1e-6; a fault moves logits by far more.
-_TOLERANCE = 1e-3
-# A loaded model may be in bfloat16, whose noise reaches single logits; their mean is compared instead.
-_TOLERANCE_LOW_PRECISION = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class _Scenario:
-    name: str
-    max_num_seqs: int
-    token_budget: int
-
-
+_PROMPT_LENGTHS = (23, 5, 1, 14, 19)
+# The last is made of so few tokens: what a model makes of equal ones may be equal, and then has to be ordered.
+_NUM_REPEATED = 5
+# Tokens of a piece, where the original is given a prompt in several: small, and unlike each other.
+_PIECES = (4, 5, 7)
+# Texts are cut last: what fails then only may be served whole.
 _SCENARIOS = (
-    _Scenario("alone", 1, 64),
-    _Scenario("packed between others", 4, 64),
-    _Scenario("in chunks", 4, 6),
+    Scenario("alone", 1, 64),
+    Scenario("packed between others", 5, 64),
+    Scenario("in chunks", 5, 6, cuts_texts=True),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Reference:
-    """A prompt, how the original continues it, and its logits [_NUM_NEW_TOKENS, V] for each new token."""
-
-    prompt: list[int]
-    tokens: list[int]
-    logits: torch.Tensor
-
-
-_Compare = Callable[[PreTrainedModel, Sequence[_Reference], str], Verdict]
+_PASSED = "checked against the original on"
+_Compare = Callable[[PreTrainedModel, Sequence[Reference], str], Verdict]
 
 
 def check_model(model: PreTrainedModel, cache_dir: Path) -> Verdict:
     """Whether `plain` may serve `model`'s source, config and versions, from `cache_dir` or found now and kept there."""
-    return _kept_or_found(plain_verdict_path(model, cache_dir), lambda: _check(model))
+    return kept_or_found(plain_verdict_path(model, cache_dir), lambda: _check(model))
 
 
 def check_fused(model: PreTrainedModel, cache_dir: Path) -> Verdict:
     """Whether `fused` may serve it, and which of its modules have to stay as they are; see `check_model`."""
-    return _kept_or_found(fused_verdict_path(model, cache_dir), lambda: _check(model, _compare_fused))
+    return kept_or_found(fused_verdict_path(model, cache_dir), lambda: _check(model, _compare_fused))
 
 
 def plain_verdict_path(model: PreTrainedModel, cache_dir: Path) -> Path:
@@ -91,19 +77,11 @@ def fused_verdict_path(model: PreTrainedModel, cache_dir: Path) -> Path:
     return verdict_path(model, cache_dir, CHECK_VERSION, "fused", own_source(), kernels_key(cache_dir))
 
 
-def _kept_or_found(path: Path, find: Callable[[], Verdict]) -> Verdict:
-    verdict = kept_verdict(path)
-    if verdict is None:
-        verdict = find()
-        keep_verdict(path, verdict)
-    return verdict
-
-
-def _compare_plain(model: PreTrainedModel, reference: Sequence[_Reference], checked_on: str) -> Verdict:
+def _compare_plain(model: PreTrainedModel, reference: Sequence[Reference], checked_on: str) -> Verdict:
     return _compare(lambda: PlainRunner(model), reference, checked_on)
 
 
-def _compare_fused(model: PreTrainedModel, reference: Sequence[_Reference], checked_on: str) -> Verdict:
+def _compare_fused(model: PreTrainedModel, reference: Sequence[Reference], checked_on: str) -> Verdict:
     """Compare the model with all fused; where that is wrong, find the classes that may not be.
 
     They are fused one by one, each on top of those that were right before.
@@ -114,24 +92,25 @@ def _compare_fused(model: PreTrainedModel, reference: Sequence[_Reference], chec
         return _compare(lambda: FusedRunner(model, whole.without(refused)), reference, checked_on)
 
     verdict = compare({})
-    if verdict.passed:
+    if verdict.passed and not verdict.whole_texts:
         return verdict
     plain = _compare_plain(model, reference, checked_on)
     if not plain.passed:
         return plain
+    if verdict.passed and plain.whole_texts:
+        return verdict
     names = list(dict.fromkeys(kind.plan.module_class for kind in whole.kinds if kind.fused_class is not None))
     refused = dict.fromkeys(names, "not tried")
     for name in names:
         found = compare({other: reason for other, reason in refused.items() if other != name})
-        if found.passed:
+        if found.passed and found.whole_texts <= plain.whole_texts:
             del refused[name]
         else:
             refused[name] = found.reason
     if len(refused) == len(names):
         which = f" with any of {', '.join(names)} fused" if names else ""
         return Verdict(False, f"{verdict.reason}{which}", checked_on, refused)
-    last = compare(refused)
-    return Verdict(last.passed, last.reason, checked_on, refused)
+    return replace(compare(refused), refused=refused)
 
 
 def _check(model: PreTrainedModel, compare: _Compare = _compare_plain) -> Verdict:
@@ -162,10 +141,12 @@ def _check(model: PreTrainedModel, compare: _Compare = _compare_plain) -> Verdic
 def _prompts(model: PreTrainedModel) -> list[list[int]]:
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     generator = torch.Generator().manual_seed(1)
-    return [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in _PROMPT_LENGTHS]
+    prompts = [torch.randint(vocab_size, (n,), generator=generator) for n in _PROMPT_LENGTHS]
+    prompts[-1] = prompts[-1][torch.randint(_NUM_REPEATED, (len(prompts[-1]),), generator=generator)]
+    return [prompt.tolist() for prompt in prompts]
 
 
-def _reference(model: PreTrainedModel) -> list[_Reference]:
+def _reference(model: PreTrainedModel) -> list[Reference]:
     """What the original gives.
 
     Raises:
@@ -179,102 +160,50 @@ def _reference(model: PreTrainedModel) -> list[_Reference]:
     except Exception as error:
         # The comparison meets it again, unless the original fails too.
         log.debug("the ragged forward of %s fails: %s", type(model).__name__, where(error))
-    return [_original(model, prompt) for prompt in _prompts(model)]
+    return [generate_reference(model, prompt) for prompt in _prompts(model)]
 
 
-@torch.inference_mode()
-def _original(model: PreTrainedModel, prompt: list[int]) -> _Reference:
-    result = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        generation_config=GenerationConfig(
-            max_new_tokens=_NUM_NEW_TOKENS,
-            min_new_tokens=_NUM_NEW_TOKENS,
-            do_sample=False,
-            num_beams=1,
-            output_logits=True,
-            return_dict_in_generate=True,
-            pad_token_id=0,
-        ),
-    )
-    return _Reference(prompt, result.sequences[0, len(prompt) :].tolist(), torch.cat(result.logits).float())
-
-
-def _compare(make: Callable[[], PlainRunner], reference: Sequence[_Reference], checked_on: str) -> Verdict:
+def _compare(make: Callable[[], PlainRunner], reference: Sequence[Reference], checked_on: str) -> Verdict:
     on = "a shrunk instance" if checked_on == "shrunk" else "the loaded model (its config cannot be shrunk)"
     try:
         with closing(make()) as runner:
-            num_blocks = _allocate(runner, reference)
+            num_blocks = allocate(runner, reference)
             for scenario in _SCENARIOS:
-                found = _ragged_logits(runner, reference, scenario, num_blocks)
-                if not _error(found, reference, runner.model.dtype) <= 1.0:
-                    found_wrong = f"logits of {on} differ when run {scenario.name}"
-                    return Verdict(False, _after(runner.row_refusal, found_wrong), checked_on)
+                found = batch_logits(runner, reference, scenario, num_blocks)
+                if not share_of_tolerance(found, reference, runner.model.dtype) <= 1.0:
+                    wrong = f"logits of {on} differ when run {scenario.name}"
+                    break
+            else:
+                return Verdict(True, f"{_PASSED} {on}: alone, packed and in chunks", checked_on)
+        if scenario.cuts_texts and _reads_otherwise_in_pieces(runner.model, reference):
+            remedy = "as its own forward's do, so that prompts are computed whole and prefixes are not shared"
+            return Verdict(True, f"{_PASSED} {on}: alone and packed; {wrong}, {remedy}", checked_on, whole_texts=True)
+        return Verdict(False, _after(runner.row_refusal, wrong), checked_on)
     except UnsupportedModelError as error:
         return Verdict(False, str(error), checked_on)
     except Exception as error:
         return Verdict(False, f"the ragged forward of {on} fails: {where(error)}", checked_on)
-    return Verdict(True, f"checked against the original on {on}: alone, packed and in chunks", checked_on)
+
+
+@torch.inference_mode()
+def _reads_otherwise_in_pieces(model: PreTrainedModel, reference: Sequence[Reference]) -> bool:
+    """Whether the original gives a text in pieces other logits than in one, over the cache that Transformers makes.
+
+    So it is where a choice between equal scores depends on how many there are, for example.
+    """
+    forward = OwnForward(model)
+
+    def logits(token_ids: torch.Tensor, size: int) -> torch.Tensor:
+        cache, past, found = new_cache(model), 0, []
+        for piece in torch.split(token_ids, size):
+            found.append(forward(cache, piece, past, list(range(len(piece))))[0])
+            past += len(piece)
+        return torch.cat(found)
+
+    prompts = [torch.tensor(r.prompt) for r in reference]
+    return any(not is_close(logits(p, size), logits(p, len(p))) for p in prompts for size in _PIECES)
 
 
 def _after(row_refusal: str, reason: str) -> str:
     """What is wrong where requests run by themselves comes after why they do."""
     return f"{row_refusal}; and request by request {reason}" if row_refusal else reason
-
-
-def _error(found: Sequence[torch.Tensor], reference: Sequence[_Reference], dtype: torch.dtype) -> float:
-    """The largest difference, as a share of what is tolerated in this dtype; NaN where either side is not finite."""
-    expected = torch.cat([r.logits for r in reference])
-    difference = (torch.cat(list(found)).float() - expected).abs()
-    scale = expected.std()
-    if dtype == torch.float32:
-        return float(difference.max() / (scale * _TOLERANCE))
-    return float(difference.mean() / (scale * _TOLERANCE_LOW_PRECISION))
-
-
-def _allocate(runner: PlainRunner, reference: Sequence[_Reference]) -> int:
-    """Give the runner room for all prompts at once; the number of blocks."""
-    per_group = sum(-(-(len(r.prompt) + len(r.tokens)) // _BLOCK_SIZE) for r in reference)
-    # A model that keeps states only has no group, and the scheduler a pool that nobody asks.
-    num_blocks = 1 + max(1, per_group * len(runner.groups))
-    runner.allocate_states(len(reference))
-    runner.allocate(num_blocks, _BLOCK_SIZE)
-    return num_blocks
-
-
-def _ragged_logits(
-    runner: PlainRunner, reference: Sequence[_Reference], scenario: _Scenario, num_blocks: int
-) -> list[torch.Tensor]:
-    """Logits [_NUM_NEW_TOKENS, V] of each prompt in ragged batches, fed the reference's tokens."""
-    config = SchedulerConfig(
-        max_model_len=max(_PROMPT_LENGTHS) + _NUM_NEW_TOKENS,
-        max_num_seqs=scenario.max_num_seqs,
-        max_num_batched_tokens=64,
-        enable_prefix_caching=False,
-        block_size=_BLOCK_SIZE,
-        keeps_states=runner.bytes_per_state > 0,
-    )
-    scheduler = Scheduler(config, runner.groups, num_blocks)
-    by_id = {str(index): r for index, r in enumerate(reference)}
-    rows: dict[str, list[torch.Tensor]] = {request_id: [] for request_id in by_id}
-    for request_id, r in by_id.items():
-        scheduler.add(_request(request_id, r))
-    while scheduler.has_unfinished:
-        batch = scheduler.schedule(scenario.token_budget)
-        result = runner.run(batch)
-        sampled = {}
-        for request, logits in zip(result.sampling, result.logits, strict=True):
-            rows[request.request_id].append(logits.clone())
-            sampled[request.request_id] = by_id[request.request_id].tokens[len(request.output_token_ids)]
-        scheduler.update(batch, sampled)
-    return [torch.stack(rows[request_id]) for request_id in by_id]
-
-
-def _request(request_id: str, reference: _Reference) -> Request:
-    return Request(
-        request_id=request_id,
-        prompt_token_ids=reference.prompt,
-        params=SamplingParams(temperature=0.0, max_tokens=len(reference.tokens), ignore_eos=True),
-        max_tokens=len(reference.tokens),
-        arrival_time=0.0,
-    )

@@ -6,6 +6,7 @@ import json
 import logging
 import traceback
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,12 +29,14 @@ class Verdict:
         checked_on: `shrunk`, a small random float32 instance; `loaded`, the model itself; or `signature`, where the
             arguments of its forward rule it out.
         refused: classes of modules that have to stay as they are for it, each with the reason; of `fused` only.
+        whole_texts: whether it may serve whole prompts only, none in chunks or on the blocks of another's.
     """
 
     passed: bool
     reason: str
     checked_on: str
     refused: dict[str, str] = field(default_factory=dict)
+    whole_texts: bool = False
 
 
 def verdict_path(model: PreTrainedModel, cache_dir: Path, *more: object) -> Path:
@@ -52,6 +55,7 @@ def kept_verdict(path: Path) -> Verdict | None:
             not isinstance(verdict.passed, bool)
             or not isinstance(verdict.reason, str)
             or not isinstance(verdict.refused, dict)
+            or not isinstance(verdict.whole_texts, bool)
         ):
             raise TypeError("fields of other types than a verdict's")
     except (ValueError, TypeError) as error:
@@ -69,6 +73,15 @@ def keep_verdict(path: Path, verdict: Verdict) -> None:
         temporary.replace(path)
     except OSError as error:
         log.warning("the check of the model's code will run again next time: its verdict was not kept (%s)", error)
+
+
+def kept_or_found(path: Path, find: Callable[[], Verdict]) -> Verdict:
+    """The verdict that is kept there, or else found now, and kept."""
+    verdict = kept_verdict(path)
+    if verdict is None:
+        verdict = find()
+        keep_verdict(path, verdict)
+    return verdict
 
 
 def where(error: Exception) -> str:

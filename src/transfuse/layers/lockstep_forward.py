@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,17 +14,14 @@ from transformers import PreTrainedModel
 from transfuse.cache.groups import LayerSpec
 from transfuse.cache.kv_cache import KVCache
 from transfuse.cache.state_cache import StateCache, StateSpec
-from transfuse.layers.forward_arguments import ForwardArguments
 from transfuse.layers.joints import find_joints
 from transfuse.layers.lockstep import joined, run_in_lockstep
 from transfuse.layers.own_cache import OwnCacheForm, Snapshot, new_cache
+from transfuse.layers.own_forward import OwnForward, is_close
 from transfuse.layers.step_context import StepContext
 
 # Rows that show what counts tokens: unlike each other, and any size of a model that is a power of two.
 _SHORT, _LONG = 7, 11
-# Of the logits' deviation: what those of a text in two parts may differ by, at most; in low precision, on the whole.
-_TOLERANCE = 1e-3
-_TOLERANCE_LOW_PRECISION = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +60,7 @@ class LockstepForward:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._arguments = ForwardArguments.of(type(model))
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._forward = OwnForward(model)
         self._makes_own_cache = False
         self._continues_texts = True
         self._form = self._found_form()
@@ -103,7 +98,7 @@ class LockstepForward:
         form = OwnCacheForm.of(one, other, self._model.dtype, least)
         # The same in two steps.
         logits, _ = self._call(short, torch.arange(_SHORT, _LONG), _SHORT, list(range(_LONG - _SHORT)))
-        self._continues_texts = not form.states or _is_close(logits, whole[_SHORT:])
+        self._continues_texts = not form.states or is_close(logits, whole[_SHORT:])
         form.tensors_of(short, _LONG)
         form.states_of(short)
         OwnCacheForm.of(one, Snapshot.of(short, _LONG), self._model.dtype, least)
@@ -114,21 +109,9 @@ class LockstepForward:
 
     def _call(self, cache: Any, input_ids: torch.Tensor, past: int, rows: list[int]) -> tuple[torch.Tensor, Any]:
         """Logits [rows, V] of one request's new tokens, and the cache, which has taken them; None for an empty one."""
-        arguments, num_new = self._arguments, len(input_ids)
         if cache is None and not self._makes_own_cache:
             cache = new_cache(self._model)
-        more: dict[str, Any] = {} if cache is None else {arguments.cache: cache}
-        if self._takes_positions:
-            more["position_ids"] = torch.arange(past, past + num_new).unsqueeze(0)
-        if arguments.takes_mask:
-            more["attention_mask"] = torch.ones(1, past + num_new, dtype=torch.int64)
-        if arguments.takes_logit_rows:
-            more["logits_to_keep"] = torch.tensor(rows)
-        output = self._model(input_ids=input_ids.unsqueeze(0), use_cache=True, **more)
-        logits: torch.Tensor = output.logits[0]
-        return logits if arguments.takes_logit_rows else logits[rows], output[
-            arguments.cache
-        ] if cache is None else cache
+        return self._forward(cache, input_ids, past, rows)
 
     def logits(self, kv_cache: KVCache, states: StateCache | None, context: StepContext) -> torch.Tensor:
         """Logits [rows, V] of `context.logit_rows`; pages and states are written."""
@@ -217,11 +200,3 @@ def _waves(requests: Sequence[_Request], kv_cache: KVCache, context: StepContext
         for r in waves[-1]:
             del left[r.index]
     return waves
-
-
-def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether logits differ by rounding only."""
-    difference, scale = (found.double() - expected.double()).abs(), expected.double().std()
-    if expected.dtype in (torch.float32, torch.float64):
-        return bool(difference.max() <= _TOLERANCE * scale)
-    return bool(difference.mean() <= _TOLERANCE_LOW_PRECISION * scale)

@@ -58,7 +58,7 @@ _EXPERT_CHOICE = {
     "moe_k": 2,
     "top_k_experts": 2,
 }
-_WINDOWS = ("sliding_window", "attention_chunk_size", "sliding_window_size")
+_WINDOWS = ("sliding_window", "attention_chunk_size", "sliding_window_size", "keep_window_size")
 _VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input")
 # Dense layers in front of sparse ones.
 _LEADING = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")

@@ -213,7 +213,7 @@ def _short_prompts(prompts: list[Tokens]) -> list[Tokens]:
 def _run_ways(
     served: Served, prompts: list[Tokens], extent: Extent, note: Callable[[str], None]
 ) -> dict[str, WayDifference | str]:
-    if not served.supports_ways:
+    if not served.runs_several:
         return {way.name: f"`{served.summary.implementation}` runs one whole request at a time" for way in WAYS}
     chosen = prompts[:_NUM_WAY_PROMPTS]
     # Shares a beginning with the first prompt, and then goes on otherwise.

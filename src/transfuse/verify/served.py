@@ -144,14 +144,18 @@ class Served:
         runner = self._built.core.engine.runner
         if way.scarce and not runner.groups:
             return "a request of this model takes no blocks, so that none has to give way"
+        if way.budget is not None and not way.scarce and not runner.supports_chunks:
+            return "this model's prompts are computed whole"
         if way.prefix_caching and not way.scarce and not runner.shares_prefixes:
+            if not runner.supports_chunks:
+                return "this model's prompts are computed whole, and none begins with another's"
             return "this model keeps a state of each request, so that prefixes are not shared"
         return None
 
     @property
-    def supports_ways(self) -> bool:
-        """Whether requests may share steps, and prompts be cut."""
-        return self._built.core.engine.runner.supports_chunks
+    def runs_several(self) -> bool:
+        """Whether requests may share steps."""
+        return self._built.core.engine.runner.max_num_seqs != 1
 
     def generate(self, prompts: Sequence[Tokens], num_tokens: Sequence[int]) -> list[Generated]:
         """Continue prompts on the engine as it was configured, with log-probabilities of the prompts too."""
@@ -168,7 +172,8 @@ class Served:
 
         Where requests run side by side nothing is written down: a module is called for some of them, and then others.
         """
-        core, scheduler = self._core(_RECORDED if self.supports_ways else ALONE, 0)
+        can_share = self._built.core.engine.runner.supports_chunks
+        core, scheduler = self._core(_RECORDED if can_share else ALONE, 0)
         runner = core.engine.runner
         recorder = scheduler.recorder = Recorder(runner.model)
         listening = recorder.listening() if runner.runs_on_rows else nullcontext(recorder.recording)
@@ -179,8 +184,10 @@ class Served:
     def _core(self, way: Way, longest: int) -> tuple[EngineCore, _NotingScheduler]:
         """Another engine over the same model and cache, of which it takes over all blocks or some."""
         engine = self._built.core.engine
-        ceiling = self._config.max_num_batched_tokens if engine.runner.supports_chunks else self.limits.max_model_len
-        budget = ceiling if way.budget is None else way.budget
+        ceiling = self._config.max_num_batched_tokens
+        if not engine.runner.supports_chunks:
+            ceiling = max(self.limits.max_model_len, self._built.summary.max_num_seqs)
+        budget = ceiling if way.budget is None or not engine.runner.supports_chunks else way.budget
         config = SchedulerConfig(
             max_model_len=self.limits.max_model_len,
             max_num_seqs=min(way.max_num_seqs, self._built.summary.max_num_seqs),
@@ -189,6 +196,7 @@ class Served:
             enable_prefix_caching=way.prefix_caching and engine.runner.shares_prefixes,
             block_size=self._config.cache.block_size,
             keeps_states=engine.runner.bytes_per_state > 0,
+            replays_outputs=not engine.runner.supports_chunks,
         )
         total = engine.scheduler.pool.num_total
         num_blocks = self._least_blocks(config, longest, total) if way.scarce else total

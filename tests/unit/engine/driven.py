@@ -55,9 +55,11 @@ class Driven:
             max_model_len=256,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max(256, budget),
+            enable_chunked_prefill=runner.supports_chunks,
             enable_prefix_caching=prefix_caching,
             block_size=BLOCK_SIZE,
             keeps_states=runner.bytes_per_state > 0,
+            replays_outputs=not runner.supports_chunks,
         )
         self.scheduler = Scheduler(config, runner.groups, num_blocks)
         self.forced: dict[str, Sequence[int]] = {}

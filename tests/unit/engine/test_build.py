@@ -83,10 +83,11 @@ def test_the_summary_tells_what_was_built(built: Callable[..., BuiltEngine]) -> 
     engine.core.close()
 
 
-def test_the_original_runs_one_whole_request_at_a_time(built: Callable[..., BuiltEngine]) -> None:
-    engine = built("cpmant", max_model_len=160, max_num_seqs=8, max_num_batched_tokens=32)
+def test_the_original_runs_whole_requests_as_far_as_is_exact(built: Callable[..., BuiltEngine]) -> None:
+    engine = built("cpmant", max_model_len=160, max_num_seqs=6, max_num_batched_tokens=32)
     summary = engine.summary
-    assert (summary.implementation, summary.max_num_seqs, summary.prefix_caching) == ("original", 1, False)
+    assert (summary.implementation, summary.max_num_seqs, summary.prefix_caching) == ("original", 6, False)
+    assert summary.reason.endswith("; requests that come together as one batch, padded to equal length")
     assert summary.reason.startswith("neither fused nor plain, since CpmAntModel.forward (modeling_cpmant.py:")
     assert "computes with a cache length, which a ragged batch does not have" in summary.reason
     assert (summary.cache_tokens, summary.cache_bytes, summary.kernels) == (None, 0, "torch")

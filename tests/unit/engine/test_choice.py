@@ -15,6 +15,7 @@ from tests.zoo import build
 from transfuse.config import ModelConfig
 from transfuse.engine import choice
 from transfuse.engine.choice import choose
+from transfuse.engine.original_runner import Together
 from transfuse.engine.verdicts import Verdict
 from transfuse.errors import UnsupportedModelError
 from transfuse.fusion.analysis import analyse_model
@@ -27,6 +28,7 @@ WRONG = Verdict(False, "logits of a shrunk instance differ when run alone with a
 IN_PART = Verdict(True, "checked", "shrunk", {"LlamaMLP": "logits differ"})
 TRUSTED = "not checked against the original: trust_plan was given"
 WHOLE = "; fused (15 of 15 linears)"
+SINGLY = "; one request at a time"
 
 
 @pytest.fixture
@@ -49,6 +51,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tup
                 return verdict
 
             monkeypatch.setattr(choice, name, check)
+        monkeypatch.setattr(choice, "find_together", lambda *_: Together.NONE)
         found = choose(model, None, ModelConfig(cache_dir=tmp_path, **settings))
         found.runner.close()
         assert (found.plan is not None) == (found.runner.implementation == "fused")
@@ -62,15 +65,15 @@ def chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tup
     [
         ({}, PASSED, None, ("fused", f"checked{WHOLE}")),
         ({}, WRONG, PASSED, ("plain", f"checked; not fused, since {WRONG.reason}")),
-        ({}, WRONG, FAILED, ("original", f"not fused, since {WRONG.reason}; not plain, since {FAILED.reason}")),
-        ({}, FAILED, FAILED, ("original", f"neither fused nor plain, since {FAILED.reason}")),
+        ({}, WRONG, FAILED, ("original", f"not fused, since {WRONG.reason}; not plain, since {FAILED.reason}{SINGLY}")),
+        ({}, FAILED, FAILED, ("original", f"neither fused nor plain, since {FAILED.reason}{SINGLY}")),
         ({"trust_plan": True}, None, None, ("fused", f"{TRUSTED}{WHOLE}")),
         ({"model_impl": "fused"}, PASSED, None, ("fused", f"checked{WHOLE}")),
         ({"model_impl": "fused", "trust_plan": True}, None, None, ("fused", f"{TRUSTED}{WHOLE}")),
         ({"model_impl": "plain"}, None, PASSED, ("plain", "checked")),
         ({"model_impl": "plain", "trust_plan": True}, None, None, ("plain", TRUSTED)),
-        ({"model_impl": "original"}, None, None, ("original", "asked for")),
-        ({"model_impl": "original", "trust_plan": True}, None, None, ("original", "asked for")),
+        ({"model_impl": "original"}, None, None, ("original", f"asked for{SINGLY}")),
+        ({"model_impl": "original", "trust_plan": True}, None, None, ("original", f"asked for{SINGLY}")),
     ],
 )
 def test_the_best_that_is_allowed_is_taken(
@@ -121,7 +124,27 @@ def test_what_the_loaded_model_refuses_counts_whatever_was_checked(verdict: Verd
     )
     implementation, why = chosen(cpmant, verdict, verdict, trust_plan=trust)
     assert implementation == "original"
-    assert re.fullmatch(f"neither fused nor plain, since {reason}", why)
+    assert re.fullmatch(f"neither fused nor plain, since {reason}{SINGLY}", why)
     for asked in ("fused", "plain"):
         with pytest.raises(UnsupportedModelError, match=f"cannot run CpmAntForCausalLM: {reason}. Use"):
             chosen(cpmant, verdict, verdict, model_impl=asked, trust_plan=trust)
+
+
+@pytest.mark.parametrize(("together", "most"), [(Together.NONE, 1), (Together.EQUAL_LENGTHS, 8), (Together.PADDED, 8)])
+def test_the_original_runs_together_what_is_exact_so(
+    together: Together, most: int, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(choice, "find_together", lambda *_: together)
+    found = choose(llama, None, ModelConfig(cache_dir=tmp_path, model_impl="original"))
+    assert (found.runner.max_num_seqs, found.reason) == (most, f"asked for; {together.value}")
+    found.runner.close()
+
+
+def test_a_model_that_is_right_for_whole_texts_only_is_run_so(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, impl in (("check_fused", "fused"), ("check_model", "plain")):
+        monkeypatch.setattr(choice, name, lambda *_: Verdict(True, "whole", "shrunk", whole_texts=True))
+        found = choose(llama, None, ModelConfig(cache_dir=tmp_path, model_impl=impl))
+        assert not found.runner.supports_chunks and not found.runner.shares_prefixes
+        found.runner.close()

@@ -13,7 +13,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from tests.unit.engine.driven import Driven, logits_of, random_prompts, request
 from tests.zoo import build
 from transfuse.engine.batch import Batch, ScheduledRequest
-from transfuse.engine.original_runner import OriginalRunner
+from transfuse.engine.original_runner import OriginalRunner, Together
+from transfuse.engine.request import Request
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,6 +51,11 @@ def generated(model: PreTrainedModel, prompt: list[int], num_tokens: int) -> tup
         eos_token_id=None,
     )
     return result.sequences[0, len(prompt) :].tolist(), torch.cat(result.logits)
+
+
+def batch(*requests: tuple[Request, int]) -> Batch:
+    """A step of requests that have so many of their tokens computed, and go on by one or begin."""
+    return Batch(tuple(ScheduledRequest(r, start, r.num_tokens - start, samples=True) for r, start in requests))
 
 
 def step(runner: OriginalRunner, prompt: list[int], output: list[int], request_id: str = "a") -> torch.Tensor:
@@ -108,10 +114,10 @@ def test_release_ends_generate(llama: PreTrainedModel, runner: OriginalRunner) -
     prompt = random_prompts(12)[0]
     step(runner, prompt, [])
     runner.release("other")
-    assert runner._running == "a"
+    assert runner.num_running == 1
     runner.release("a")
     runner.release("a")
-    assert runner._running is None
+    assert runner.num_running == 0
     tokens, logits = generated(llama, prompt, 2)
     torch.testing.assert_close(step(runner, prompt, []), logits[0])
     torch.testing.assert_close(step(runner, prompt, tokens[:1]), logits[1])
@@ -234,10 +240,11 @@ def test_close_ends_the_thread_and_gives_the_model_back(running: bool, llama: Pr
     assert llama.generation_config is own
 
 
-def test_one_thread_serves_all_requests(runner: OriginalRunner) -> None:
+def test_one_thread_serves_one_request_after_the_other(runner: OriginalRunner) -> None:
     before = _threads()
     for i, prompt in enumerate(random_prompts(3, 4, 5)):
         step(runner, prompt, [], str(i))
+        runner.release(str(i))
     assert _threads() == before
 
 
@@ -253,3 +260,77 @@ def test_the_scheduler_runs_one_request_after_the_other(llama: PreTrainedModel, 
     found = driven.finish()
     for key, logits in expected.items():
         torch.testing.assert_close(found[key], logits)
+
+
+@pytest.mark.parametrize("together", [Together.PADDED, Together.EQUAL_LENGTHS])
+@pytest.mark.parametrize("budget", [64, 20])
+def test_requests_that_run_together_get_what_each_gets_alone(
+    together: Together, budget: int, llama: PreTrainedModel
+) -> None:
+    runner = OriginalRunner(llama, together)
+    assert runner.max_num_seqs == 8
+    driven = Driven(runner, budget=budget)
+    expected = {}
+    # They end at unlike times.
+    for i, prompt in enumerate(random_prompts(14, 5, 14, 1, 14, 5)):
+        tokens, expected[str(i)] = generated(llama, prompt, 2 + i)
+        driven.add(str(i), prompt, tokens)
+    found = driven.finish()
+    for key, logits in expected.items():
+        torch.testing.assert_close(found[key], logits, rtol=1e-4, atol=1e-4)
+    runner.close()
+
+
+def test_prompts_of_a_step_are_one_batch_if_they_may_be_padded(llama: PreTrainedModel) -> None:
+    prompts = random_prompts(6, 3, 6)
+    for together, num_batches in ((Together.PADDED, 1), (Together.EQUAL_LENGTHS, 2)):
+        runner = OriginalRunner(llama, together)
+        runner.run(batch(*((request(str(i), prompt, 5), 0) for i, prompt in enumerate(prompts))))
+        assert runner.num_running == 3
+        assert len(set(runner._batches.values())) == num_batches
+        runner.close()
+
+
+def test_who_leaves_a_batch_leaves_the_others_as_they_were(llama: PreTrainedModel) -> None:
+    prompts = random_prompts(6, 3)
+    tokens, logits = generated(llama, prompts[0], 4)
+    runner = OriginalRunner(llama, Together.PADDED)
+    requests = [request(name, prompt, 9) for name, prompt in zip("ab", prompts, strict=True)]
+    runner.run(batch(*((r, 0) for r in requests)))
+    runner.release("b")
+    assert runner.num_running == 1
+    for i in range(1, 4):
+        requests[0].output_token_ids = tokens[:i]
+        (row,) = runner.run(batch((requests[0], requests[0].num_tokens - 1))).logits
+        torch.testing.assert_close(row, logits[i])
+    runner.release("a")
+    assert runner.num_running == 0 and len(runner._idle) == 1
+    runner.close()
+
+
+def test_who_is_left_out_of_a_step_begins_anew(llama: PreTrainedModel) -> None:
+    """As where the requests of a failed step are run one by one, while the others wait."""
+    prompts = random_prompts(6, 3)
+    answers = [generated(llama, prompt, 3) for prompt in prompts]
+    runner = OriginalRunner(llama, Together.PADDED)
+    requests = [request(name, prompt, 9) for name, prompt in zip("ab", prompts, strict=True)]
+    runner.run(batch(*((r, 0) for r in requests)))
+    for r, (tokens, logits) in zip(requests, answers, strict=True):
+        r.output_token_ids = tokens[:1]
+        (row,) = runner.run(batch((r, r.num_tokens - 1))).logits
+        torch.testing.assert_close(row, logits[1])
+    assert len(set(runner._batches.values())) == 2
+    runner.close()
+
+
+def test_a_batch_that_fails_is_gone(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = OriginalRunner(llama, Together.PADDED)
+    requests = [request(name, prompt, 9) for name, prompt in zip("ab", random_prompts(6, 3), strict=True)]
+    with monkeypatch.context() as patched:
+        patched.setattr(llama.lm_head, "forward", lambda _: (_ for _ in ()).throw(ValueError("broken")))
+        with pytest.raises(ValueError, match="broken"):
+            runner.run(batch(*((r, 0) for r in requests)))
+    assert runner.num_running == 0 and len(runner._idle) == 1
+    _, logits = generated(llama, requests[0].prompt_token_ids, 1)
+    torch.testing.assert_close(runner.run(batch((requests[0], 0))).logits, logits)
+    runner.close()

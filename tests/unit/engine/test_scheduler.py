@@ -196,6 +196,19 @@ def test_recomputing_more_than_a_step_takes_keeps_the_prompt_whole() -> None:
     assert resumed is not None and 8 == resumed[0] < resumed[1]
 
 
+def test_whole_texts_are_computed_again_as_they_were_at_first() -> None:
+    fields = {"enable_chunked_prefill": False, "enable_prefix_caching": False, "replays_outputs": True}
+    scheduler, cache = make_scheduler(FULL, 9, **fields), SimulatedCache(FULL, 4)
+    first, second = make_request("a", counting(0, 8), 28), make_request("b", counting(50, 8), 14)
+    add(scheduler, first, second)
+    again: list[tuple[int, int]] = []
+    while scheduler.has_unfinished:
+        batch, _ = run_step(scheduler, cache, budget=64)
+        again += [(e.start, e.num_tokens) for e in batch.entries if e.request is second and second.num_preemptions]
+    assert second.num_preemptions == 1
+    assert again == [(0, 8), *((start, 1) for start in range(8, 21))]
+
+
 # Prefix cache
 
 

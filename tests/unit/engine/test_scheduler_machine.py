@@ -43,15 +43,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_batched_tokens=st.integers(6, 40),
         policy=st.sampled_from(["fcfs", "priority"]),
         chunked=st.sampled_from([True, True, False]),
-        kept=st.sampled_from(["prefixes", "prefixes", "prefixes", "nothing", "states"]),
+        kept=st.sampled_from(["prefixes", "prefixes", "prefixes", "nothing", "states", "whole texts"]),
         seed=st.integers(0, 2**32),
     )
     def start(self, groups, block_size, num_blocks, chunked, kept, seed, **limits) -> None:  # noqa: ANN001, ANN003
         self.config = make_config(
             block_size=block_size,
-            enable_chunked_prefill=chunked,
+            enable_chunked_prefill=chunked and kept != "whole texts",
             enable_prefix_caching=kept == "prefixes",
             keeps_states=kept == "states",
+            replays_outputs=kept == "whole texts",
             **limits,
         )
         self.scheduler = Scheduler(self.config, groups, num_blocks + 1)
@@ -224,6 +225,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert entry.samples == (entry.start + entry.num_tokens == request.num_tokens)
             if not self.config.enable_chunked_prefill:
                 assert entry.start + entry.num_tokens >= request.num_prompt_tokens, "a prompt was split"
+            if self.config.replays_outputs:
+                assert entry.num_tokens == (1 if entry.start else request.num_prompt_tokens)
 
     def check_decodes(self, names: set[str], running: set[str], budget: int) -> None:
         """Where the budget suffices, no decode waits but those that had to give way."""

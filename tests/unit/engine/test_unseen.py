@@ -170,6 +170,13 @@ def _later_positions(batch: Batch, inputs: StepInputs) -> dict[str, Any]:
     return {"positions": inputs.context.positions + shift}
 
 
+def _later_chunks_shifted(batch: Batch, inputs: StepInputs) -> dict[str, Any]:
+    shift = torch.zeros_like(inputs.context.positions)
+    is_later = [int(e.start > 0 and e.num_tokens > 1) for e in batch.entries for _ in range(e.num_tokens)]
+    shift[: batch.num_tokens] = torch.tensor(is_later)
+    return {"positions": inputs.context.positions + shift}
+
+
 def _rows_swapped(batch: Batch, inputs: StepInputs) -> dict[str, Any]:
     return {"block_table": tuple(table.flip(0).contiguous() for table in inputs.context.block_table)}
 
@@ -321,6 +328,23 @@ def test_corrupted_kernels_are_rejected(name: str, plant: Plant, monkeypatch: py
 )
 def test_without_the_fault_they_pass(name: str) -> None:
     assert unseen._check(build(name)).passed
+
+
+def test_what_its_own_code_reads_otherwise_in_pieces_is_served_whole() -> None:
+    """A token that comes twice gives two equal scores, and which of them is taken depends on how many there are."""
+    verdict = unseen._check(build("doge"))
+    assert (verdict.passed, verdict.whole_texts) == (True, True)
+    assert "logits of a shrunk instance differ when run in chunks, as its own forward's do" in verdict.reason
+    fused = unseen._check(build("doge"), unseen._compare_fused)
+    assert (fused.passed, fused.whole_texts, fused.refused) == (True, True, {})
+
+
+def test_what_only_chunks_show_is_no_trait_of_a_model_whose_own_code_reads_pieces_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _inputs(_later_chunks_shifted)(monkeypatch)
+    verdict = unseen._check(build("llama"))
+    assert (verdict.passed, verdict.reason) == (False, "logits of a shrunk instance differ when run in chunks")
 
 
 PLAIN_TYPES = frozenset((Path(__file__).with_name("plain_types.txt")).read_text().split())

@@ -53,6 +53,7 @@ def test_the_second_call_reads_the_verdict(llama: PreTrainedModel, checks: list,
         "reason": "fine",
         "checked_on": "shrunk",
         "refused": {},
+        "whole_texts": False,
     }
 
 
