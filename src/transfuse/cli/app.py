@@ -18,6 +18,7 @@ from transfuse.cli.doctor import doctor
 from transfuse.cli.generate import generate
 from transfuse.cli.inspect import inspect
 from transfuse.cli.options import ENGINE_EPILOG
+from transfuse.cli.run_batch import run_batch
 from transfuse.cli.selftest import selftest
 from transfuse.cli.serve import serve
 from transfuse.cli.verify import verify
@@ -30,6 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=ENGINE_EPILOG)(serve)
+app.command("run-batch", epilog=ENGINE_EPILOG)(run_batch)
 app.command(epilog=ENGINE_EPILOG)(generate)
 app.command(epilog=ENGINE_EPILOG)(chat)
 app.command()(inspect)

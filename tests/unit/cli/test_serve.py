@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.unit.cli.conftest import Result
-from transfuse.cli.serve import curl_line, read_template
+from transfuse.cli.answers import read_template
+from transfuse.cli.serve import curl_line
 from transfuse.config import EngineConfig
 from transfuse.errors import ConfigError, EngineDeadError
 from transfuse.server.sampling_defaults import read_default_sampling
