@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -40,16 +41,21 @@ class StateCache:
     Args:
         specs: what the model keeps.
         num_rows: requests that can run at once.
+        tensors: memory of the states, for each of `specs` [num_rows, *shape]; None to make it.
 
     Attributes:
-        tensors: for each of `specs`, [num_rows, *shape].
+        tensors: see above.
     """
 
-    def __init__(self, specs: Sequence[StateSpec], num_rows: int) -> None:
+    def __init__(
+        self, specs: Sequence[StateSpec], num_rows: int, tensors: Sequence[torch.Tensor] | None = None
+    ) -> None:
         self.specs = tuple(specs)
         self.num_rows = num_rows
-        # Untouched memory is not committed by the system, and rows are zeroed when they are handed out.
-        self.tensors = {spec: torch.empty((num_rows, *spec.shape), dtype=spec.dtype) for spec in specs}
+        if tensors is None:
+            # Untouched memory is not committed by the system, and rows are zeroed when they are handed out.
+            tensors = [torch.empty((num_rows, *spec.shape), dtype=spec.dtype) for spec in specs]
+        self.tensors = dict(zip(self.specs, tensors, strict=True))
         self._by_layer: dict[int, dict[StateSpec, torch.Tensor]] = {}
         for spec, tensor in self.tensors.items():
             self._by_layer.setdefault(spec.layer, {})[spec] = tensor
@@ -67,12 +73,32 @@ class StateCache:
         """Views [1, *shape] of one request's states, in the order of `specs`."""
         return [tensor[row : row + 1] for tensor in self.tensors.values()]
 
+    @contextmanager
+    def together(self, rows: Sequence[int]) -> Iterator[StateCache]:
+        """Within it, a cache of just these rows, in this order; what is written to it has been written here at the end.
+
+        Rows that lie side by side are lent where they lie, others are copied, and copied back.
+        """
+        index = as_index(rows)
+        lent = StateCache(self.specs, len(rows), [tensor[index] for tensor in self.tensors.values()])
+        yield lent
+        if isinstance(index, torch.Tensor):
+            for spec, tensor in self.tensors.items():
+                tensor.index_copy_(0, index, lent.tensors[spec])
+
     def zero_rows(self, rows: Sequence[int]) -> None:
         """Clear rows that were just handed out, so that nothing of an earlier request, NaN included, is read."""
         if rows:
             index = torch.tensor(rows)
             for tensor in self.tensors.values():
                 tensor.index_fill_(0, index, 0)
+
+
+def as_index(rows: Sequence[int]) -> slice | torch.Tensor:
+    """What chooses rows of a tensor: where they lie side by side, without a copy."""
+    if all(row == rows[0] + offset for offset, row in enumerate(rows)):
+        return slice(rows[0], rows[0] + len(rows))
+    return torch.tensor(rows)
 
 
 def row_bytes(specs: Sequence[StateSpec]) -> int:

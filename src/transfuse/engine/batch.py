@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from transfuse.engine.request import Request
 
@@ -22,6 +22,11 @@ class ScheduledRequest:
     start: int
     num_tokens: int
     samples: bool
+
+    @property
+    def goes_on_by_one(self) -> bool:
+        """Whether it continues a text by a single token."""
+        return self.num_tokens == 1 and self.start > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,17 @@ class Batch:
         """Those of them that belong to prompts."""
         ends = ((entry, len(entry.request.prompt_token_ids)) for entry in self.entries)
         return sum(max(0, min(entry.start + entry.num_tokens, end) - entry.start) for entry, end in ends)
+
+    def in_two(self) -> list[Batch]:
+        """Requests that go on by one token, in the order of their states' rows, and the others; without what is empty.
+
+        What was handed out for the step is the first batch's, which therefore is to run first.
+        """
+        going_on = [entry for entry in self.entries if entry.goes_on_by_one]
+        going_on.sort(key=lambda entry: entry.request.state_row or 0)
+        others = [entry for entry in self.entries if not entry.goes_on_by_one]
+        first, *rest = [tuple(entries) for entries in (going_on, others) if entries]
+        return [replace(self, entries=first), *map(Batch, rest)]
 
 
 @dataclass(slots=True)

@@ -14,7 +14,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from transfuse.cache.kv_cache import KVCache
+from transfuse.cache.state_cache import StateCache
+from transfuse.engine.batch import Batch
 from transfuse.engine.plain_runner import PlainRunner
+from transfuse.engine.ragged_step import run_in_two
+from transfuse.engine.runner import StepLogits
+from transfuse.engine.sizing import available_memory
 from transfuse.engine.step_program import StepProgram, capture_step
 from transfuse.engine.verdicts import where
 from transfuse.errors import UnsupportedModelError
@@ -24,7 +29,7 @@ from transfuse.kernels.cpu.loading import load_kernels
 from transfuse.kernels.torch_ops import executions
 from transfuse.layers.experts import fused_experts_of
 from transfuse.layers.forward_arguments import ForwardArguments
-from transfuse.layers.paged_cache import PagedCache
+from transfuse.layers.paged_cache import DecodeCache, PagedCache
 from transfuse.layers.step_context import StepContext
 from transfuse.program.errors import CaptureError
 from transfuse.program.executable import Executable
@@ -90,23 +95,36 @@ class FusedRunner(PlainRunner):
     @property
     def kernels(self) -> str:
         """See `ModelRunner.kernels`."""
-        return str(load_kernels()) if self._program is not None else f"torch ({self._no_program})"
+        if self._program is None:
+            return f"torch ({self._no_program})"
+        if not self._state_layers:
+            return str(load_kernels())
+        names = ", ".join(dict.fromkeys(layer.name for layer in self._state_layers))
+        return f"{load_kernels()}; of prompts torch ({names} runs on each by itself)"
 
     def allocate(self, num_blocks: int, block_size: int) -> int:
-        """See `ModelRunner.allocate`; then the forward is made a program, where it can be one."""
+        """See `ModelRunner.allocate`; then the forward is made a program, where it can be one.
+
+        Where states are kept, it is the forward of steps in which every request goes on by one token.
+        """
         num_bytes = super().allocate(num_blocks, block_size)
         assert self._kv is not None
         if self.lockstep is not None:
             self._no_program = "each request has a forward of its own"
             return num_bytes
-        if self.layers_on_parts:
+        if self.apart:
             # How often such layers run depends on the batch.
-            self._no_program = f"{', '.join(self.layers_on_parts)} runs on a part of the requests at a time"
+            names = ", ".join(layer.__name__ for layer in self.apart)
+            self._no_program = f"{names} runs on a part of the requests at a time"
             return num_bytes
-        loaded, observe = load_kernels(), self.observe
+        loaded = load_kernels()
         if loaded.library is None:
             self._no_program = loaded.origin
             return num_bytes
+        if self.state_specs and not self._fits_twice(num_bytes):
+            self._no_program = "its weights do not fit into memory twice, for single tokens and for prompts"
+            return num_bytes
+        observe = self.observe
         try:
             self._program = capture_step(
                 self._logits_of_modules,
@@ -115,13 +133,21 @@ class FusedRunner(PlainRunner):
                 block_size,
                 self._model.config.get_text_config(decoder=True).vocab_size,
                 loaded.library,
-                frees_weights=self._owns_weights,
+                state_specs=self.state_specs,
+                # Prompts run by the modules where a state is kept: its layers take each prompt by itself.
+                frees_weights=self._owns_weights and not self.state_specs,
                 observe=None if observe is None else partial(observe, self._kv),
             )
         except CaptureError as error:
             self._no_program = str(error)
             log.info("%s runs module by module: %s", type(self._model).__name__, error)
         return num_bytes
+
+    def _fits_twice(self, cache_bytes: int) -> bool:
+        """Whether there is memory for packed weights beside the modules' own, once the whole cache is in use."""
+        assert self._states is not None
+        weight_bytes = sum(int(weight.nbytes) for weight in self._model.parameters())
+        return cache_bytes + self._states.num_bytes + weight_bytes <= available_memory()
 
     def show_progress(self, counter: ProgressCounter) -> None:
         """See `ModelRunner.show_progress`."""
@@ -139,23 +165,31 @@ class FusedRunner(PlainRunner):
         finally:
             self._is_by_modules = False
 
-    @property
-    def _min_rows(self) -> int:
-        # The compiled kernels give a row the same bits whatever the number of rows.
-        return 1 if self._running_program is not None else super()._min_rows
+    def _run(self, batch: Batch) -> StepLogits:
+        # The compiled kernels give a row the same bits whatever the number of rows, so that none are padded.
+        if self._program is None or self._is_by_modules:
+            return super()._run(batch)
+        if not self.state_specs:
+            return self._run_by(batch, self._logits_of_program, 1)
+        return run_in_two(batch, lambda decodes: self._run_by(decodes, self._logits_of_program, 1), super()._run)
 
-    @property
-    def _running_program(self) -> StepProgram | None:
-        return None if self._is_by_modules else self._program
+    @torch.inference_mode()
+    def _logits_of_program(self, context: StepContext) -> torch.Tensor:
+        assert self._program is not None
+        if self._states is None:
+            return self._program.run(context, progress=self._progress)
+        with self._states.together(context.state_index) as states:
+            return self._program.run(context, states, self._progress)
 
-    def _logits(self, context: StepContext) -> torch.Tensor:
-        program = self._running_program
-        return super()._logits(context) if program is None else program.run(context, self._progress)
-
-    def _logits_of_modules(self, context: StepContext) -> torch.Tensor:
-        """As `_logits`, outside of inference mode, which hides what an operation is made of."""
+    def _logits_of_modules(self, context: StepContext, states: StateCache | None) -> torch.Tensor:
+        """As a program is to compute them, outside of inference mode, which hides what an operation is made of."""
         assert self._kv is not None
-        return self._forward(PagedCache(self._kv, context, self._layout, self._states), context)
+        cache = (
+            PagedCache(self._kv, context, self._layout)
+            if states is None
+            else DecodeCache(self._kv, context, self._layout, states)
+        )
+        return self._forward(cache, context)
 
     def _before_probe(self) -> None:
         # What a refused try did is not counted.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -144,11 +144,6 @@ class PlainRunner(ModelRunner):
             found.append(f"{', '.join(singly)} continues texts token by token, since its code begins anew with several")
         return found
 
-    @property
-    def layers_on_parts(self) -> list[str]:
-        """Classes of layers that do not run on the whole row, but on one request of it after the other, or on some."""
-        return list(dict.fromkeys([*(layer.__name__ for layer in self.apart), *(a.name for a in self._state_layers)]))
-
     def _before_probe(self) -> None:
         """Called before each try to run the model on a ragged row."""
 
@@ -215,19 +210,23 @@ class PlainRunner(ModelRunner):
         assert self._kv is not None, "allocate() comes first"
         if self._states is not None:
             self._states.zero_rows(batch.fresh_rows)
+        return self._run(batch)
+
+    def _run(self, batch: Batch) -> StepLogits:
+        """As `run`, after states that were handed out have been cleared."""
+        return self._run_by(batch, self._logits, MIN_ROWS)
+
+    def _run_by(self, batch: Batch, logits_of: Callable[[StepContext], torch.Tensor], min_rows: int) -> StepLogits:
+        """Compute the batch's tokens with one call of `logits_of`, for a row of `min_rows` tokens or more."""
+        assert self._kv is not None
         return run_ragged(
             batch,
             self._kv,
             num_groups=len(self.groups),
             block_size=self._block_size,
-            min_rows=self._min_rows,
-            logits_of=self._logits,
+            min_rows=min_rows,
+            logits_of=logits_of,
         )
-
-    @property
-    def _min_rows(self) -> int:
-        """Rows that a step is padded to."""
-        return MIN_ROWS
 
     @torch.inference_mode()
     def _logits(self, context: StepContext) -> torch.Tensor:

@@ -148,6 +148,9 @@ class ProgramStore:
 
     def watch(self, runner: FusedRunner, loaded: LoadedModel) -> None:
         """Have the program described that a runner makes as it allocates its cache."""
+        if runner.bytes_per_state:
+            log.info("no program of %s is stored: its prompts need its modules", self._source.name)
+            return
 
         def observe(cache: KVCache, graph: Graph, ops: Sequence[NativeOp | TorchOp]) -> None:
             try:

@@ -13,6 +13,21 @@ from transfuse.engine.step_inputs import build_step_inputs
 from transfuse.layers.step_context import StepContext
 
 
+def run_in_two(
+    batch: Batch, run_decodes: Callable[[Batch], StepLogits], run_others: Callable[[Batch], StepLogits]
+) -> StepLogits:
+    """Compute the tokens of requests that go on by one token in one way, and of the others in another."""
+    parts = [(run_decodes if part.entries[0].goes_on_by_one else run_others)(part) for part in batch.in_two()]
+    if len(parts) == 1:
+        return parts[0]
+    first, second = parts
+    return StepLogits(
+        torch.cat((first.logits, second.logits)),
+        (*first.sampling, *second.sampling),
+        {**first.prompts, **second.prompts},
+    )
+
+
 def run_ragged(
     batch: Batch,
     cache: KVCache,

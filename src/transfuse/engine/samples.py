@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -33,21 +34,45 @@ _COMPARED = (
     _Sample((1,), (5,), 1, 1),
     _Sample((1, 1), (0, 11), 2, 2),
 )
+# The same where every request goes on by one token: as many tokens as requests.
+_RECORDED_DECODES = (
+    _Sample((1,) * 5, (3, 9, 1, 5, 2), 3, 31),
+    _Sample((1,) * 7, (4, 1, 11, 2, 6, 3, 1), 2, 43),
+    _Sample((1,) * 11, (2, 3, 1, 3, 2, 1, 2, 9, 1, 1, 3), 5, 23),
+)
+_COMPARED_DECODES = (
+    _Sample((1,), (5,), 1, 1),
+    _Sample((1, 1), (1, 11), 2, 2),
+)
 
 
-def recorded_contexts(num_groups: int, block_size: int, vocab_size: int) -> list[StepContext]:
-    """Steps to record."""
-    return [_context(sample, num_groups, block_size, vocab_size) for sample in _RECORDED]
+@dataclass(frozen=True)
+class Samples:
+    """Steps of one kind.
+
+    Attributes:
+        to_record: those that a program is made of.
+        to_compare: those of few tokens that it is compared on beside.
+    """
+
+    to_record: tuple[_Sample, ...]
+    to_compare: tuple[_Sample, ...]
+
+    def recorded_contexts(self, num_groups: int, block_size: int, vocab_size: int) -> list[StepContext]:
+        """Steps to record."""
+        return [_context(sample, num_groups, block_size, vocab_size) for sample in self.to_record]
+
+    def compared_contexts(self, num_groups: int, block_size: int, vocab_size: int) -> list[StepContext]:
+        """Steps to compare beside those."""
+        return [_context(sample, num_groups, block_size, vocab_size) for sample in self.to_compare]
+
+    def blocks_needed(self, block_size: int) -> int:
+        """Blocks that they use in each cache group, beside block 0."""
+        return max(sample.num_blocks(block_size) for sample in (*self.to_record, *self.to_compare))
 
 
-def compared_contexts(num_groups: int, block_size: int, vocab_size: int) -> list[StepContext]:
-    """Steps to compare beside those, of few tokens."""
-    return [_context(sample, num_groups, block_size, vocab_size) for sample in _COMPARED]
-
-
-def blocks_needed(block_size: int) -> int:
-    """Blocks that the samples use in each cache group, beside block 0."""
-    return max(sample.num_blocks(block_size) for sample in (*_RECORDED, *_COMPARED))
+ALL_STEPS = Samples(_RECORDED, _COMPARED)
+DECODE_STEPS = Samples(_RECORDED_DECODES, _COMPARED_DECODES)
 
 
 def _context(sample: _Sample, num_groups: int, block_size: int, vocab_size: int) -> StepContext:

@@ -112,7 +112,7 @@ class StoredRunner(ModelRunner):
 
     def _logits(self, context: StepContext) -> torch.Tensor:
         assert self._program is not None, "allocate() comes first"
-        return self._program.run(context, self._progress)
+        return self._program.run(context, progress=self._progress)
 
     def release(self, request_id: str) -> None:
         """Nothing: a request keeps only blocks."""

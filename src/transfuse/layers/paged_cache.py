@@ -16,7 +16,7 @@ from transfuse.layers.cache_layout import CacheLayout
 from transfuse.layers.listed_layers import ListedLayer
 from transfuse.layers.ragged_cache import RaggedCache, RequestRows, refuse_length
 from transfuse.layers.ragged_mask import RaggedMask
-from transfuse.layers.state_layer import StateGroup, state_groups
+from transfuse.layers.state_layer import StateGroup, decode_group, state_groups
 from transfuse.layers.step_context import StepContext
 
 # Found once: a look-up by name, and by overload, is a good part of a small op's time.
@@ -176,6 +176,23 @@ class PagedCache(RaggedCache):
             softcap or 0.0,
         )
         return result
+
+
+class DecodeCache(PagedCache):
+    """The paged cache of a step in which every request goes on by one token.
+
+    How such a step runs depends on the number of its requests, and on nothing else that is in it.
+
+    Args:
+        kv_cache: see `PagedCache`.
+        context: see `PagedCache`; without padding.
+        layout: see `PagedCache`.
+        states: rows of the requests, in their order, and no others.
+    """
+
+    def __init__(self, kv_cache: KVCache, context: StepContext, layout: CacheLayout, states: StateCache) -> None:
+        super().__init__(kv_cache, context, layout, states)
+        self._state_groups = [decode_group(states)]
 
 
 def _tokens(pages: torch.Tensor, table: torch.Tensor, first: int, end: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
-from transfuse.cache.state_cache import StateCache, StateSpec
+from transfuse.cache.state_cache import StateCache, StateSpec, as_index
 from transfuse.errors import UnsupportedModelError
 
 
@@ -26,7 +26,7 @@ class RequestStates:
 
     def __init__(self, cache: StateCache, rows: Sequence[int], *, continues: bool) -> None:
         self._cache = cache
-        self._rows = _as_index(rows)
+        self._rows = as_index(rows)
         self._continues = continues
         self._layers: dict[int, LinearAttentionLayer] = {}
 
@@ -118,10 +118,3 @@ def specs_of(cache: Cache) -> list[StateSpec]:
 def _states(layer: LinearAttentionCacheLayerMixin, kind: str) -> dict[int, Any]:
     states: dict[int, Any] = getattr(layer, kind)
     return states
-
-
-def _as_index(rows: Sequence[int]) -> slice | torch.Tensor:
-    """Rows that lie side by side are read and written where they lie."""
-    if all(row == rows[0] + offset for offset, row in enumerate(rows)):
-        return slice(rows[0], rows[0] + len(rows))
-    return torch.tensor(rows)

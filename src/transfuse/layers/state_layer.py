@@ -61,6 +61,10 @@ class StateGroup:
         else:
             row.index_copy_(dim, self.others, part)
 
+    def is_row_of(self, num_tokens: int) -> bool:
+        """Whether it is a whole row of so many tokens, one of each request, in their order."""
+        return self.num_tokens == 1 and self.num_requests == num_tokens and self.others is None
+
     def tokens(self) -> list[StateGroup]:
         """The same, one token at a time."""
         return [
@@ -90,6 +94,12 @@ def state_groups(cache: StateCache, requests: Sequence[RequestRows], rows: Seque
             states = RequestStates(cache, [rows[r.index]], continues=r.past > 0)
             groups.append(StateGroup(states, r.start, r.num_new, 1, None, continues=r.past > 0))
     return groups
+
+
+def decode_group(cache: StateCache) -> StateGroup:
+    """A row's requests where all continue by one token, and `cache` has their rows, and no others, in their order."""
+    states = RequestStates(cache, range(cache.num_rows), continues=True)
+    return StateGroup(states, 0, 1, cache.num_rows, None, continues=True)
 
 
 class StateLayer:
@@ -148,11 +158,15 @@ class StateLayer:
 
     def _joined(self, parts: Sequence[tuple[StateGroup, Any]], num_tokens: int, cache: RaggedCache) -> Any:
         results = [pytree.tree_flatten(result) for _, result in parts]
+        only = parts[0][0] if len(parts) == 1 and parts[0][0].is_row_of(num_tokens) else None
         joined: list[Any] = []
         for column, dim in enumerate(self._dims.result):
             first = results[0][0][column]
             if dim is None:
                 joined.append(cache if isinstance(first, RequestStates) else first)
+                continue
+            if only is not None:
+                joined.append(first.transpose(0, dim))
                 continue
             shape = list(first.shape)
             shape[0] = 1

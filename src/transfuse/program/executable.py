@@ -111,7 +111,7 @@ class Executable:
         """Compute one step.
 
         Args:
-            inputs: by name, contiguous and each with memory of its own, as they were recorded.
+            inputs: by name, contiguous; no two share elements.
             step: its size.
             progress: address of a u64 that is counted up after each native op.
 
@@ -127,7 +127,7 @@ class Executable:
         lost = self._library.num_lost_cores
         for name, number in self._input_numbers.items():
             self._held[number] = inputs[name]
-            self._addresses[number] = inputs[name].untyped_storage().data_ptr()
+            self._addresses[number] = inputs[name].data_ptr()
         for item in self._plan:
             if isinstance(item, _Run):
                 times = None if self.observer is None else np.zeros(item.last - item.first + 1, np.int64)
@@ -203,7 +203,11 @@ class Executable:
         sizes, strides = [s.at(step) for s in view.sizes], [s.at(step) for s in view.strides]
         buffer = self._graph.buffers[view.buffer]
         base = self._held.get(view.buffer) if buffer.tensor is None else buffer.tensor
-        memory, start = (self._arena, self._offsets[view.buffer]) if base is None else (base, 0)
+        if base is None:
+            memory, start = self._arena, self._offsets[view.buffer]
+        else:
+            # What an operation of torch's made begins its memory, an input anywhere in its.
+            memory, start = base, int(base.storage_offset()) * base.itemsize if buffer.kind == "input" else 0
         offset = start // view.dtype.itemsize + view.offset.at(step)
         return torch.empty(0, dtype=view.dtype).set_(memory.untyped_storage(), offset, sizes, strides)
 

@@ -95,6 +95,8 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.recording = Recording()
         self._numbers: dict[int, int] = {}
+        # Memories whose numbers follow from sizes: looking at them is no worse than looking at those.
+        self._from_sizes: set[int] = set()
 
     def ref(self, tensor: torch.Tensor) -> TensorRef:
         storage = tensor.untyped_storage()
@@ -116,7 +118,9 @@ class _Recorder(TorchDispatchMode):
             result = func(*args, **kwargs)
         outputs = [item for item in pytree.tree_leaves(result) if item is not None]
         if not all(isinstance(item, torch.Tensor) for item in outputs):
-            raise CaptureError(f"the forward looks into a tensor ({func})")
+            if not self._follows_from_sizes(func, args, kwargs):
+                raise CaptureError(f"the forward looks into a tensor ({func})")
+            return result
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise CaptureError(f"the forward draws random numbers ({func})")
         if torch.Tag.dynamic_output_shape in func.tags and not _by_numbers(func, args):
@@ -129,9 +133,22 @@ class _Recorder(TorchDispatchMode):
         given = {ref.storage for ref in pytree.tree_leaves((named_args, named_kwargs)) if isinstance(ref, TensorRef)}
         made -= given
         self.recording.created |= made
+        if self._follows_from_sizes(func, args, kwargs):
+            self._from_sizes |= made
+        elif func._schema.is_mutable:
+            self._from_sizes -= given
         if func._schema.is_mutable or made:
             self.recording.calls.append(Call(func, named_args, named_kwargs, refs))
         return result
+
+    def _follows_from_sizes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether what an operation gives is known once sizes are, as a mask is that says that all is seen."""
+        if func in _READING_SIZES:
+            return True
+        if func in _READING_NOTHING:
+            return False
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        return all(self.ref(tensor).storage in self._from_sizes for tensor in tensors)
 
 
 class _NumbersStayInTensors(TorchFunctionMode):
@@ -143,6 +160,23 @@ class _NumbersStayInTensors(TorchFunctionMode):
         if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
             raise CaptureError(f"the forward looks into a tensor ({func.__name__})")
         return func(*args, **(kwargs or {}))
+
+
+# They read no number of their tensor.
+_READING_SIZES = frozenset(
+    {
+        torch.ops.aten.ones_like.default,
+        torch.ops.aten.zeros_like.default,
+        torch.ops.aten.full_like.default,
+        torch.ops.aten.new_ones.default,
+        torch.ops.aten.new_zeros.default,
+        torch.ops.aten.new_full.default,
+    }
+)
+
+
+# What it gives is arbitrary until it is written.
+_READING_NOTHING = frozenset({torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default})
 
 
 def _by_numbers(func: Any, args: tuple[Any, ...]) -> bool:

@@ -118,6 +118,8 @@ def fit(values: Sequence[int], steps: Sequence[StepSize]) -> Size | None:
     for with_constant in (False, True):
         for symbol in range(1, len(SYMBOLS) + 1):
             at = [step.values[symbol] for step in steps]
+            if at[1] == at[0]:
+                continue  # A model without attention has no blocks.
             factor, rest = divmod(values[1] - first, at[1] - at[0])
             constant = first - factor * at[0]
             fits = rest == 0 and all(v == factor * a + constant for v, a in zip(values, at, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from transfuse.cache.state_cache import StateCache, StateSpec, row_bytes
@@ -34,3 +35,25 @@ def test_rows_that_are_handed_out_are_cleared_and_others_stay() -> None:
     for tensor in cache.tensors.values():
         assert (tensor[[0, 3]] == 0).all()
         assert tensor[1].isnan().all() and (tensor[2] == 5).all()
+
+
+@pytest.mark.parametrize("rows", [[2, 3, 4], [5], [4, 2], [0, 1, 3]])
+def test_rows_together_are_read_and_written_as_a_cache_of_their_own(rows: list[int]) -> None:
+    cache = StateCache(SPECS, 7)
+    for row in range(7):
+        for tensor in cache.tensors.values():
+            tensor[row] = row
+    with cache.together(rows) as lent:
+        assert lent.specs == SPECS and lent.num_rows == len(rows)
+        for tensor in lent.tensors.values():
+            assert tensor.is_contiguous() and tensor.flatten(1)[:, 0].tolist() == rows
+            tensor.add_(10)
+    for tensor in cache.tensors.values():
+        assert tensor.flatten(1)[:, -1].tolist() == [row + 10 * (row in rows) for row in range(7)]
+
+
+def test_rows_side_by_side_are_not_copied() -> None:
+    cache = StateCache(SPECS, 7)
+    with cache.together([2, 3]) as lent:
+        for spec, tensor in cache.tensors.items():
+            assert lent.tensors[spec].data_ptr() == tensor[2].data_ptr()

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.unit.engine.driven import Driven, logits_of, random_prompts
+from tests.unit.engine.driven import BLOCK_SIZE, Driven, logits_of, random_prompts
 from tests.zoo import build
 from transfuse.cache.state_cache import row_bytes
+from transfuse.engine import fused_runner
 from transfuse.engine.fused_runner import FusedRunner
 from transfuse.engine.plain_runner import PlainRunner
+from transfuse.engine.step_program import StepProgram
 from transfuse.fusion.analysis import analyse_model
+from transfuse.layers.step_context import StepContext
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Short convolutions; gated delta rule; Mamba-2 alone; Mamba, which takes no state with several tokens; attention and
 # a recurrence in one layer; a convolution before attention.
 FAMILIES = ["lfm2", "qwen3_next", "mamba2", "jamba", "falcon_h1", "zaya"]
+# Those of them that can be fused, and Mamba alone.
+PROGRAMS = ["lfm2", "qwen3_next", "mamba", "mamba2", "jamba", "falcon_h1"]
 # Whose requests run side by side: with convolutions inside attention, and with caches of their own, one of them a list.
 SIDE_BY_SIDE = ["inkling_text", "minimax", "xlstm", "rwkv"]
 
@@ -128,15 +135,86 @@ def test_requests_side_by_side_keep_states_and_say_so() -> None:
         runner.close()
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
-def test_fused_models_say_that_they_are_no_program(name: str) -> None:
+@pytest.fixture
+def decodes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Rows of states of each step that a program has run."""
+    seen: list[tuple[int, ...]] = []
+    run = StepProgram.run
+
+    def noting(self: StepProgram, context: StepContext, *args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(context.state_index)
+        return run(self, context, *args, **kwargs)
+
+    monkeypatch.setattr(StepProgram, "run", noting)
+    return seen
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_run_all_single_tokens_in_any_company(name: str, decodes: list[tuple[int, ...]]) -> None:
+    """Those of requests that have just begun beside others' prompts too."""
+    prompts, forced = random_prompts(21, 1, 6, 40, 13), random_prompts(6, 6, 6, 6, 6, seed=1)
+    requests = {str(i): (prompt, tokens) for i, (prompt, tokens) in enumerate(zip(prompts, forced, strict=True))}
     model = build(name)
-    requests = {"a": (random_prompts(21)[0], [5, 6, 7]), "b": (random_prompts(9)[0], [8, 9])}
     expected = {key: _original(model, *value) for key, value in requests.items()}
     runner = FusedRunner(model, analyse_model(model))
-    found = logits_of(runner, requests, budget=16)
-    assert runner.executable is None
-    assert runner.kernels.endswith(" runs on a part of the requests at a time)")
+    for settings in ({"max_num_seqs": 1}, {"budget": 256}, {"budget": 7}):
+        decodes.clear()
+        found = logits_of(runner, requests, **settings)
+        assert runner.executable is not None, runner.kernels
+        assert f"of prompts torch ({runner._state_layers[0].name} runs on each by itself)" in runner.kernels
+        for key, logits in expected.items():
+            assert (found[key] - logits).abs().max() / logits.std() < 1e-4, (settings, key)
+        # The first token of each is its prompt's.
+        single = sum(map(len, decodes))
+        assert single == 5 * 5 if settings != {"budget": 7} else single >= 5 * 5
+        assert all(list(rows) == sorted(rows) for rows in decodes)
     runner.close()
-    for key, logits in expected.items():
-        assert (found[key] - logits).abs().max() / logits.std() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
+def test_programs_read_and_write_rows_of_the_step_alone(name: str, decodes: list[tuple[int, ...]]) -> None:
+    """Between rows that nobody owns, which hold NaN, and after requests that end and leave gaps."""
+    prompts, forced = random_prompts(8, 5, 7, 9, 6), random_prompts(9, 2, 9, 4, 9, seed=1)
+    model = build(name)
+    runner = FusedRunner(model, analyse_model(model))
+    driven = Driven(runner, max_num_seqs=5, budget=256)
+    for i, (prompt, tokens) in enumerate(zip(prompts, forced, strict=True)):
+        driven.add(str(i), prompt, tokens)
+
+    def poison() -> None:
+        assert runner._states is not None
+        owned = {r.state_row for r in driven.requests}
+        for tensor in runner._states.tensors.values():
+            tensor[[row for row in range(5) if row not in owned]] = torch.nan
+
+    found = driven.finish(poison)
+    runner.close()
+    assert {(0, 1, 2, 3, 4), (0, 2, 3, 4), (0, 2, 4)} == set(decodes)
+    for i, (prompt, tokens) in enumerate(zip(prompts, forced, strict=True)):
+        expected = _original(model, prompt, tokens)
+        assert (found[str(i)] - expected).abs().max() / expected.std() < 1e-4
+
+
+def test_a_program_is_left_where_weights_do_not_fit_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("lfm2")
+    runner = FusedRunner(model, analyse_model(model))
+    weight_bytes = sum(weight.nbytes for weight in model.parameters())
+    states, cache = 3 * runner.bytes_per_state, 64 * runner.bytes_per_block(BLOCK_SIZE)
+    for room, has_program in ((weight_bytes + states + cache, True), (weight_bytes + states + cache - 1, False)):
+        monkeypatch.setattr(fused_runner, "available_memory", lambda room=room: room)
+        driven = Driven(runner, num_blocks=64, max_num_seqs=3)
+        assert (runner.executable is not None) == has_program
+        driven.add("a", [5, 6, 7], [8, 9])
+        assert driven.finish()["a"].isfinite().all()
+        runner._program = None
+    assert "its weights do not fit into memory twice" in runner.kernels
+    runner.close()
+
+
+@pytest.mark.parametrize("name", ["minimax", "xlstm"])
+def test_requests_side_by_side_are_no_program(name: str) -> None:
+    model = build(name)
+    runner = FusedRunner(model, analyse_model(model))
+    logits_of(runner, {"a": (random_prompts(21)[0], [5, 6, 7])})
+    assert runner.executable is None and "each request has a forward of its own" in runner.kernels
+    runner.close()

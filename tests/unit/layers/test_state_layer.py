@@ -13,7 +13,7 @@ from transfuse.cache.state_cache import StateCache, StateSpec
 from transfuse.errors import UnsupportedModelError
 from transfuse.layers.layer_probe import LayerProbe
 from transfuse.layers.ragged_cache import RequestRows
-from transfuse.layers.state_layer import StateGroup, StateLayer, keeping_states, state_groups
+from transfuse.layers.state_layer import StateGroup, StateLayer, decode_group, keeping_states, state_groups
 
 WIDTH = 3
 SPECS = [
@@ -176,6 +176,29 @@ def test_what_comes_with_the_tokens_is_parted_with_them() -> None:
     ):
         expected, _, _ = Recurrence()(text[None], cache=Row(len(text)), factor=torch.tensor([factor]))
         torch.testing.assert_close(torch.cat(results), expected[0])
+
+
+def test_a_whole_row_of_single_tokens_is_one_call_over_rows_of_its_own() -> None:
+    class Decodes(Row):
+        def state_groups(self) -> list[StateGroup]:
+            assert self._row[0] is not None
+            return [decode_group(self._row[0])]
+
+    whole, module, cache = texts(4, 5, 3), Recurrence(), StateCache(SPECS, 5)
+    cache.zero_rows(range(5))
+    with keeping_states([module]) as (layer,):
+        settled(layer, module)
+        for index, text in enumerate(whole):
+            requests = [RequestRows(0, 0, len(text) - 1, 0)]
+            module(text[None, :-1], cache=Row(len(text) - 1, cache, requests, [index + 1]))
+        module.seen.clear()
+        with cache.together([1, 2, 3]) as lent:
+            x = torch.stack([text[-1] for text in whole])[None]
+            result, _, named = module(x, cache=Decodes(3, lent))
+        assert module.seen == [(3, 1)] and named["same"].data_ptr() == x.data_ptr(), "nothing was copied"
+    torch.testing.assert_close(result[0], torch.stack([alone(text)[-1] for text in whole]))
+    for tensor in cache.tensors.values():
+        assert (tensor[[0, 4]] == 0).all()
 
 
 def test_states_are_those_of_the_call_not_of_the_module() -> None:

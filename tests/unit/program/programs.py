@@ -13,7 +13,7 @@ import torch
 import transfuse.kernels.fused_ops
 import transfuse.kernels.rotary_ops
 import transfuse.kernels.torch_ops  # noqa: F401
-from transfuse.engine.samples import compared_contexts, recorded_contexts
+from transfuse.engine.samples import ALL_STEPS
 from transfuse.kernels.cpu.library import Library
 from transfuse.layers.step_context import StepContext
 from transfuse.program.capture import Sample
@@ -102,12 +102,12 @@ def inputs_of(contexts: Sequence[StepContext], dtype: torch.dtype = F32) -> list
 
 
 def recorded_inputs(dtype: torch.dtype = F32) -> list[Inputs]:
-    return inputs_of(recorded_contexts(1, BLOCK_SIZE, VOCAB_SIZE), dtype)
+    return inputs_of(ALL_STEPS.recorded_contexts(1, BLOCK_SIZE, VOCAB_SIZE), dtype)
 
 
 def all_inputs(dtype: torch.dtype = F32) -> list[Inputs]:
     """Small steps, a single token among them, between larger ones."""
-    small = inputs_of(compared_contexts(1, BLOCK_SIZE, VOCAB_SIZE), dtype)
+    small = inputs_of(ALL_STEPS.compared_contexts(1, BLOCK_SIZE, VOCAB_SIZE), dtype)
     return [*small, *recorded_inputs(dtype), *small]
 
 

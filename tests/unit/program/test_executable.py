@@ -121,6 +121,18 @@ def test_results_lie_as_they_were_recorded_where_torch_lays_them_otherwise(libra
     torch.testing.assert_close(executable.run(single.named(), single.step), _rows_to_columns(single))
 
 
+@pytest.mark.parametrize("forward", [_mixed, _nothing_native])
+def test_inputs_may_begin_anywhere_in_their_memory(forward: Forward, library: Library) -> None:
+    graph, found = fused(forward)
+    executable = bound(graph, found, library)
+    for inputs in all_inputs():
+        named = inputs.named()
+        room = torch.full((len(inputs.x) + 5, WIDTH), torch.nan)
+        named["x"] = room[3 : 3 + len(inputs.x)]
+        named["x"].copy_(inputs.x)
+        torch.testing.assert_close(executable.run(named, inputs.step), forward(inputs))
+
+
 def test_memory_grows_with_the_largest_steps_and_stays(library: Library) -> None:
     graph, found = fused(_mixed)
     executable = bound(graph, found, library)

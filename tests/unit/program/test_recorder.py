@@ -126,6 +126,39 @@ def test_looking_into_a_tensor_is_refused(name: str) -> None:
         recorded(LOOKS[name])
 
 
+def test_numbers_that_follow_from_sizes_may_be_looked_into() -> None:
+    """As a mask that says that every token is seen, which many models ask whether it says so."""
+
+    def run() -> torch.Tensor:
+        mask = torch.ones_like(X[:, 0], dtype=torch.long)
+        is_all = bool((mask == 1).all()) and int(torch.arange(3).sum()) == 3
+        return X * 2 if is_all else X
+
+    recording = recorded(run)
+    assert names(recording)[-1] == "aten.mul.Tensor" and recording.calls[-1].args[1] == 2
+
+
+WRITTEN: dict[str, Callable[[], torch.Tensor]] = {
+    "copied": lambda: torch.ones(5, 8).copy_(X),
+    "in part": lambda: torch.zeros(5, 8).index_copy_(0, torch.tensor([1]), X[:1]),
+    "never": lambda: torch.empty(5, 8),
+    "by an operation that gives nothing": lambda: _attended(torch.zeros(5, 1, 8)),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_numbers_that_are_written_over_do_not_follow_from_sizes(name: str) -> None:
+    with pytest.raises(CaptureError, match="the forward looks into a tensor"):
+        recorded(lambda: X * 2 if WRITTEN[name]().sum() > 0 else X)
+
+
+def _attended(out: torch.Tensor) -> torch.Tensor:
+    pages, table, starts = torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, 5])
+    rows = starts.int()
+    ops.paged_attention(X[:, None], pages, pages, table, rows, rows[1:], 1.0, 0, 0.0, None, out)
+    return out
+
+
 @pytest.mark.parametrize(
     "run", [lambda: torch.rand_like(X), lambda: nn.functional.dropout(X, 0.5), lambda: X.clone().normal_()]
 )

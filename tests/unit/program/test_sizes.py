@@ -91,3 +91,11 @@ def test_sums_and_differences_do_not_fit() -> None:
             values = [combine(step.values[a], step.values[b]) for step in STEPS]
             assert fit(values, STEPS) is None, (a, b)
     assert fit([-(-step.num_tokens // 16) * 16 for step in STEPS], STEPS) is None
+
+
+def test_a_symbol_that_no_step_has_is_followed_by_nothing() -> None:
+    """A model without attention has no blocks."""
+    steps = [StepSize(5, 3, 5, 0), StepSize(7, 2, 7, 0), StepSize(11, 5, 11, 0)]
+    assert fit([10, 14, 22], steps) == multiple(1, 2)
+    assert fit([0, 0, 0], steps) == ZERO
+    assert fit([1, 2, 4], steps) is None
