@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tests.unit.engine.driven import BLOCK_SIZE, Driven, logits_of, random_prompts
 from tests.zoo import build
-from transfuse.cache.state_cache import row_bytes
+from transfuse.cache.state_cache import StateCache, row_bytes
 from transfuse.engine import fused_runner
 from transfuse.engine.fused_runner import FusedRunner
 from transfuse.engine.plain_runner import PlainRunner
@@ -193,6 +195,40 @@ def test_programs_read_and_write_rows_of_the_step_alone(name: str, decodes: list
     for i, (prompt, tokens) in enumerate(zip(prompts, forced, strict=True)):
         expected = _original(model, prompt, tokens)
         assert (found[str(i)] - expected).abs().max() / expected.std() < 1e-4
+
+
+def _of_others(self: StateCache, rows: Sequence[int]) -> AbstractContextManager[StateCache]:
+    return together(self, rows[::-1])
+
+
+@contextmanager
+def _of_the_layer_before(self: StateCache, rows: Sequence[int]) -> Iterator[StateCache]:
+    with together(self, rows) as lent:
+        yield StateCache(lent.specs, len(rows), [*list(lent.tensors.values())[1:], lent.tensors[lent.specs[0]]])
+
+
+@contextmanager
+def _lost(self: StateCache, rows: Sequence[int]) -> Iterator[StateCache]:
+    yield StateCache(self.specs, len(rows), [tensor[list(rows)] for tensor in self.tensors.values()])
+
+
+together = StateCache.together
+
+
+@pytest.mark.parametrize("fault", [_of_others, _of_the_layer_before, _lost])
+def test_wrong_states_show_in_a_programs_logits(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of lfm2, whose states are alike in all layers."""
+    prompts, forced = random_prompts(8, 5, 7), random_prompts(6, 6, 6, seed=1)
+    model = build("lfm2")
+    expected = [_original(model, prompt, tokens) for prompt, tokens in zip(prompts, forced, strict=True)]
+    requests = {str(i): (prompt, tokens) for i, (prompt, tokens) in enumerate(zip(prompts, forced, strict=True))}
+    monkeypatch.setattr(StateCache, "together", fault)
+    runner = FusedRunner(model, analyse_model(model))
+    found = logits_of(runner, requests, budget=256)
+    assert runner.executable is not None
+    runner.close()
+    errors = [(found[str(i)] - logits).abs().max() / logits.std() for i, logits in enumerate(expected)]
+    assert max(errors) > 0.05
 
 
 def test_a_program_is_left_where_weights_do_not_fit_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,7 +237,7 @@ def _one_layer_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _gathered_states_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_states, "_as_index", torch.tensor)
+    monkeypatch.setattr(request_states, "as_index", torch.tensor)
     monkeypatch.setattr(RequestStates, "store", lambda self: None)
 
 
