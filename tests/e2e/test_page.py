@@ -199,6 +199,22 @@ def test_an_answer_is_shown_while_it_grows_and_can_be_stopped(page: Page, server
     assert (llm.num_left, llm.num_unfinished) == (before + 1, 0)
 
 
+def test_an_answer_says_how_it_was_served(page: Page) -> None:
+    say(page, "Hello", Most_tokens="3", Temperature="0")
+    why = answer_of(page, "done").locator(".why")
+    expect(why.locator("tbody tr").first).not_to_be_visible()
+    why.locator("summary").focus()
+    page.keyboard.press("Enter")
+    rows = dict(re.findall(r"(Temperature|Most tokens|Top p|Seed)\t(.*)", why.locator("tbody").inner_text()))
+    assert rows == {
+        "Temperature": "0\tthe request",
+        "Most tokens": "3\tthe request",
+        "Top p": "1\tthe API's default",
+        "Seed": "none\tthe API's default",
+    }
+    expect(why).to_contain_text(re.compile(r"fused in float32: .*Waited \d+\.\d+ s, read the prompt for"))
+
+
 def test_tokens_show_what_else_might_have_come(page: Page) -> None:
     page.get_by_label("Show tokens with their probabilities").check()
     page.get_by_label("Likeliest tokens to show for each").fill("3")

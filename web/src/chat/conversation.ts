@@ -35,12 +35,14 @@ export function useConversation(): Conversation {
       state: "streaming",
       error: "",
       facts: [],
+      explanation: null,
     };
     const body = {
       model,
       messages: messagesOf(settings.system, exchanges, prompt),
       stream: true,
       stream_options: { include_usage: true },
+      explain: true,
       ...requestFields(settings),
     };
     const reader = new AnswerReader(exchange);

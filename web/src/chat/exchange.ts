@@ -5,6 +5,18 @@ export interface Token {
   top: { text: string; logprob: number }[];
 }
 
+/** What the page shows of how an answer was served, as the server explains it. */
+export interface Explanation {
+  implementation: { name: string; reason: string; dtype: string; kernels: string } | null;
+  sampling: Record<string, { value: unknown; source: string }>;
+  truncation: { asked: number; given: number } | null;
+  num_preemptions: number;
+  queue_seconds: number | null;
+  prefill_seconds: number | null;
+  decode_seconds: number | null;
+  grammar: { kind: string; compile_seconds: number; mask_seconds: number } | null;
+}
+
 /** What was said and what came back. */
 export interface Exchange {
   id: number;
@@ -17,6 +29,8 @@ export interface Exchange {
   error: string;
   /** Counts and times, once it has ended. */
   facts: string[];
+  /** How it was served, once it is complete. */
+  explanation: Explanation | null;
 }
 
 export interface Message {
@@ -42,6 +56,7 @@ export interface Chunk {
     completion_tokens: number;
     prompt_tokens_details?: { cached_tokens?: number | null } | null;
   } | null;
+  explanation?: Explanation;
 }
 
 /** The conversation so far as the API takes it; what brought no answer is left out. */
@@ -64,6 +79,7 @@ export class AnswerReader {
 
   take(chunk: Chunk): void {
     this.#usage = chunk.usage ?? this.#usage;
+    this.exchange.explanation = chunk.explanation ?? this.exchange.explanation;
     for (const { delta, logprobs, finish_reason } of chunk.choices) {
       if (delta.content || delta.reasoning || logprobs?.content?.length) this.#first ??= performance.now();
       this.exchange.reasoning += delta.reasoning ?? "";

@@ -10,7 +10,7 @@ export interface SamplingField {
 
 export const FIELDS: SamplingField[] = [
   { name: "max_tokens", label: "Most tokens", hint: "as many as fit", min: 1, step: 1 },
-  { name: "temperature", label: "Temperature", hint: "0 takes the likeliest", min: 0, step: "any" },
+  { name: "temperature", label: "Temperature", hint: "0: likeliest", min: 0, step: "any" },
   { name: "top_p", label: "Top p", hint: "0 to 1", min: 0, max: 1, step: "any" },
   { name: "top_k", label: "Top k", hint: "0: all", min: -1, step: 1 },
   { name: "min_p", label: "Min p", hint: "0 to 1", min: 0, max: 1, step: "any" },

@@ -1,9 +1,10 @@
 import type { Exchange } from "./exchange";
 import { Tokens } from "./tokens";
+import { Why } from "./why";
 
 /** What was said, and the answer as far as it has come. All of it is text, whatever it looks like. */
 export function Turn({ exchange }: { exchange: Exchange }) {
-  const { prompt, reasoning, content, tokens, state, error, facts } = exchange;
+  const { prompt, reasoning, content, tokens, state, error, facts, explanation } = exchange;
   return (
     <li class="turn">
       <article class="said" aria-label="You">
@@ -26,6 +27,7 @@ export function Turn({ exchange }: { exchange: Exchange }) {
           </p>
         )}
         {facts.length > 0 && <p class="facts muted">{facts.join(" · ")}</p>}
+        {explanation && <Why explanation={explanation} />}
       </article>
     </li>
   );
