@@ -1,9 +1,10 @@
 // Draws one token from each row's filtered distribution with one given uniform number.
 //
-// Tensors: 0 logits [S, V] (float32 or bfloat16, row stride free; without NaN and +inf, each row with a finite number),
-// 1 settings: bytes, an array of n DrawSettings, 2 tokens i64 [n].
-#include "float_types.h"
+// Tensors: 0 logits [S, V] (float32 or bfloat16, row stride free; without NaN and +inf, each row with a finite number
+// among the tokens allowed), 1 settings: bytes, an array of n DrawSettings, 2 tokens i64 [n], 3 masks [M, W], see
+// masks.h. Integers: 0 W.
 #include "kernels.h"
+#include "masks.h"
 #include "nucleus.h"
 #include "team.h"
 
@@ -14,6 +15,7 @@ namespace {
 // As kernels/cpu/sampling.py has it. Temperature, min_p, top_k and top_p act in this order.
 struct DrawSettings {
   int64_t row;
+  int64_t mask;        // -1: none
   int64_t top_k;       // V where it is off
   double temperature;  // above 0
   double log_min_p;    // -inf where it is off
@@ -24,8 +26,8 @@ struct DrawSettings {
 int64_t rounded_up(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
 // In the order of ids: the sums of blocks lead to the block that the draw falls into.
-template <class T>
-int64_t draw_unsorted(const T* row, int64_t n, const Weighing& weigh, double uniform, double* mass) {
+template <class Row>
+int64_t draw_unsorted(Row row, int64_t n, const Weighing& weigh, double uniform, double* mass) {
   int64_t num_blocks = 0;
   double total = 0.0;
   sum_weights(row, n, weigh, [&](double sum, int64_t, int64_t) { mass[num_blocks++] = total += sum; });
@@ -38,8 +40,8 @@ int64_t draw_unsorted(const T* row, int64_t n, const Weighing& weigh, double uni
 }
 
 // Among the `top_k` most likely, in the order of likelihood.
-template <class T>
-int64_t draw_top(const T* row, int64_t n, Weighing weigh, const DrawSettings& s, RankedToken* room, float* weight) {
+template <class Row>
+int64_t draw_top(Row row, int64_t n, Weighing weigh, const DrawSettings& s, RankedToken* room, float* weight) {
   top_tokens(row, n, s.top_k, room);
   weigh.max = room[0].logit();
   weigh_tokens(room, s.top_k, weigh, weight);
@@ -49,8 +51,8 @@ int64_t draw_top(const T* row, int64_t n, Weighing weigh, const DrawSettings& s,
   return room[place_beyond(weight, s.top_k, 0.0, draw_target(s.uniform, mass))].id();
 }
 
-template <class T>
-int64_t draw_token(const T* row, int64_t n, const DrawSettings& s, Team& team) {
+template <class Row>
+int64_t draw_token(Row row, int64_t n, const DrawSettings& s, Team& team) {
   Weighing weigh = {0.0f, static_cast<float>(1.0 / s.temperature), static_cast<float>(s.log_min_p)};
   if (s.top_k < n) {
     const int64_t room = top_tokens_room(s.top_k);
@@ -75,10 +77,10 @@ void draw(const Op& op, Team& team) {
   const Tensor& logits = op.tensor[0];
   const DrawSettings* settings = op.tensor[1].as<DrawSettings>();
   int64_t* tokens = op.tensor[2].as<int64_t>();
+  const Masks masks = {op.tensor[3].as<uint16_t>(), op.ints[0]};
   team.for_each(op.tensor[2].size[0], [&](int64_t i) {
     const DrawSettings& s = settings[i];
-    const char* data = logits.as<char>() + s.row * logits.stride[0] * static_cast<int64_t>(item_size(logits.dtype));
-    with_floats(data, logits.dtype, [&](const auto* row) { tokens[i] = draw_token(row, logits.size[1], s, team); });
+    with_row(logits, s.row, masks.at(s.mask), [&](auto row) { tokens[i] = draw_token(row, logits.size[1], s, team); });
   });
 }
 

@@ -74,9 +74,8 @@ struct NucleusRoom {
 };
 
 // Draws from the smallest set of most likely tokens whose share reaches `top_p`.
-template <class T>
-int64_t draw_nucleus(const T* row, int64_t n, const Weighing& weigh, double top_p, double uniform,
-                     const NucleusRoom& room) {
+template <class Row>
+int64_t draw_nucleus(Row row, int64_t n, const Weighing& weigh, double top_p, double uniform, const NucleusRoom& room) {
   const int32_t end_bin = bin_beyond(n, weigh, top_p);
   std::fill_n(room.mass, end_bin + 1, 0.0);
   WideSum beyond;

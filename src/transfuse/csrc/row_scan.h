@@ -1,4 +1,4 @@
-// Passes over one row of logits.
+// Passes over one row of logits: a pointer to them, or a `MaskedRow`.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +8,46 @@
 
 namespace transfuse {
 
+// A row of which some tokens may not be chosen: those without a bit count as -inf. The bits are those of whole sixteens.
+template <class T>
+struct MaskedRow {
+  const T* logits;
+  const uint16_t* bits;
+
+  // By whole sixteens.
+  MaskedRow operator+(int64_t i) const { return {logits + i, bits + i / kLanes}; }
+};
+
+template <class T>
+MaskedRow<T> mask_row(const T* logits, const uint16_t* bits) {
+  return {logits, bits};
+}
+
+// The logits of allowed tokens, and -inf for the others.
+TF_INLINE f32x16 masked(f32x16 logits, uint16_t bits) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_mask_mov_ps((__m512)broadcast(-INFINITY), bits, (__m512)logits);
+#else
+  const i32x16 bit = {1,      1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
+                      1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+  return select((bit & static_cast<int32_t>(bits)) != 0, logits, broadcast(-INFINITY));
+#endif
+}
+
+template <class T>
+TF_INLINE f32x16 load(MaskedRow<T> row) {
+  return masked(load(row.logits), *row.bits);
+}
+
+template <class T>
+TF_INLINE f32x16 load_part(MaskedRow<T> row, int64_t n) {
+  return masked(load_part(row.logits, n), *row.bits);
+}
+
 // Calls f(sixteen logits, index of the first, part) along the row; where it ends, the lanes beyond are -inf. `part` is 0
 // and 1 in turns, for sums of which one would wait for itself.
-template <class T, class F>
-TF_INLINE void scan_row(const T* row, int64_t n, F&& f) {
+template <class Row, class F>
+TF_INLINE void scan_row(Row row, int64_t n, F&& f) {
   const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   int64_t i = 0;
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
@@ -30,8 +66,8 @@ struct RowMax {
   bool is_finite;  // false where the row holds NaN or +inf, or nothing but -inf
 };
 
-template <class T>
-RowMax row_max(const T* row, int64_t n) {
+template <class Row>
+RowMax row_max(Row row, int64_t n) {
   f32x16 best[2] = {broadcast(-INFINITY), broadcast(-INFINITY)};
   i32x16 is_less = ~i32x16{};
   scan_row(row, n, [&](f32x16 v, int64_t, int part) {
@@ -79,8 +115,8 @@ class WideSum {
 constexpr int64_t kWeightBlock = 1024;
 
 // Calls f(sum of weights, first, count) for each block of a row in turn.
-template <class T, class F>
-TF_INLINE void sum_weights(const T* row, int64_t n, const Weighing& weigh, F&& f) {
+template <class Row, class F>
+TF_INLINE void sum_weights(Row row, int64_t n, const Weighing& weigh, F&& f) {
   for (int64_t first = 0; first < n; first += kWeightBlock) {
     const int64_t count = std::min(kWeightBlock, n - first);
     WideSum sum[2];

@@ -38,8 +38,8 @@ class RankedToken {
 inline int64_t top_tokens_room(int64_t k) { return 2 * k + 8 * kLanes; }
 
 // Leaves the first `k` <= n tokens of the row at the front of `room`, in order.
-template <class T>
-void top_tokens(const T* row, int64_t n, int64_t k, RankedToken* room) {
+template <class Row>
+void top_tokens(Row row, int64_t n, int64_t k, RankedToken* room) {
   const int64_t full = top_tokens_room(k) - kLanes;
   int64_t size = 0;
   float border = -INFINITY;

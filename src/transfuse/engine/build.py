@@ -153,7 +153,7 @@ def _assemble(config: EngineConfig, source: ModelSource, ready: ReadyModel) -> B
     # Without chunks a prompt goes in one step, however long it takes.
     floor = min(ceiling, max(scheduler_config.max_num_seqs, _MIN_BUDGET)) if runner.supports_chunks else ceiling
     budget = StepBudget(ceiling, floor)
-    engine = Engine(runner, scheduler, Sampler(_sampling_kernels(config.model)), budget)
+    engine = Engine(runner, scheduler, Sampler(_sampling_kernels(config.model), torch.get_num_threads()), budget)
     limits = ModelLimits(max_model_len=size.max_model_len, vocab_size=facts.vocab_size)
     grammars = Grammars(ready.tokenizer, facts.vocab_size)
     core = EngineCore(engine, limits, frozenset(ready.tokenizer.eos_token_ids), grammars)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from transfuse.engine.masks import BITS, NO_MASKS, Masks
 from transfuse.errors import StructuredOutputsError
 
 if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
+
     from transfuse.engine.request import Request
     from transfuse.text.grammar import Grammar
-
-Bits = npt.NDArray[np.int32]
-
-_BITS = 32
-# For each byte of a mask, what its eight tokens' logits are at most: no limit where the bit is set.
-_LIMITS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
-_LIMITS = _LIMITS.astype(np.float32)
 
 
 class GrammarState:
@@ -40,31 +35,31 @@ class GrammarState:
 
     @property
     def num_tokens(self) -> int:
-        """Bits of a row of the mask."""
+        """Bits of its masks."""
         return self._grammar.num_tokens
 
     def count(self, seconds: float) -> None:
         """Add to what the request's masks have taken."""
         self._request.grammar_mask_seconds += seconds
 
-    def fill(self, bits: Bits) -> None:
-        """Write a row of a mask: a set bit for each token that may come next.
-
-        Raises:
-            StructuredOutputsError: the grammar has become too large to go on with.
-        """
+    def matcher(self) -> LLMatcher:
+        """What computes the next mask, at the end of the request's output."""
         output = self._request.output_token_ids
         if self._num_accepted != len(output):
             # The step that sampled the last token was taken back, or what was kept of the request was dropped.
             self._matcher = self._grammar.start()
             self._matcher.try_consume_tokens(output)
             self._num_accepted = len(output)
-        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        if self._matcher.is_error():
-            from transfuse.text.grammar import refusal
+        return self._matcher
 
-            assert self._request.params.structured_outputs is not None, "it has a grammar"
-            raise refusal(self._request.params.structured_outputs, self._matcher)
+    def error(self) -> StructuredOutputsError | None:
+        """Why the grammar cannot be gone on with, once it has become too large."""
+        if not self._matcher.is_error():
+            return None
+        from transfuse.text.grammar import refusal
+
+        assert self._request.params.structured_outputs is not None, "it has a grammar"
+        return refusal(self._request.params.structured_outputs, self._matcher)
 
     def accept(self, token_id: int) -> bool:
         """Go on with a token that the mask allowed; whether nothing can follow it."""
@@ -74,45 +69,51 @@ class GrammarState:
         return self._matcher.is_stopped()
 
 
-def apply_grammars(logits: torch.Tensor, rows: Sequence[tuple[int, GrammarState]]) -> dict[int, StructuredOutputsError]:
-    """Mask in place what may not come next.
+class GrammarMasks:
+    """Computes the masks of a batch, side by side and without the interpreter's lock.
 
     Args:
-        logits: float32 [R, V], contiguous.
-        rows: rows with a grammar, and where their requests stand.
-
-    Returns:
-        Rows that cannot go on, which are left as they are, and why.
+        num_threads: most that compute.
     """
-    if not rows:
-        return {}
-    start = time.perf_counter()
-    failed: dict[int, StructuredOutputsError] = {}
-    num_tokens = rows[0][1].num_tokens
-    bitmask = np.zeros((len(rows), -(-num_tokens // _BITS)), np.int32)
-    for index, (row, state) in enumerate(rows):
-        try:
-            state.fill(bitmask[index])
-        except StructuredOutputsError as error:
-            failed[row] = error
-            bitmask[index] = -1
-    for index, (row, _) in enumerate(rows):
-        _limit(logits[row], bitmask[index])
-    seconds = (time.perf_counter() - start) / len(rows)
-    for _, state in rows:
-        state.count(seconds)
-    return failed
 
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self._executor: LLExecutor | None = None  # has threads of its own, which most engines never need
 
-def _limit(logits: torch.Tensor, bits: Bits) -> None:
-    """Lower to -inf what has no bit, and what is beyond the bits: that is no token."""
-    allowed = _LIMITS.take(bits.view(np.uint8), axis=0).reshape(-1)
-    shared = logits[: len(allowed)]
-    allowed = allowed[: len(shared)]
-    if logits.device.type == "cpu":
-        # torch shares out so little work among its threads, which costs more than it saves.
-        values = shared.numpy()
-        np.minimum(values, allowed, out=values)
-    else:
-        torch.minimum(shared, torch.from_numpy(allowed).to(logits.device), out=shared)
-    logits[len(allowed) :] = -torch.inf
+    def compute(
+        self, states: Mapping[int, GrammarState], num_logits: int
+    ) -> tuple[Masks, dict[int, StructuredOutputsError]]:
+        """What may come next.
+
+        Args:
+            states: by row of the logits, where its request stands.
+            num_logits: of a row; those beyond a grammar's tokens are never allowed.
+
+        Returns:
+            The masks, and which rows cannot go on, and why; these have none.
+        """
+        if not states:
+            return NO_MASKS, {}
+        started = time.perf_counter()
+        num_tokens = next(iter(states.values())).num_tokens
+        bits = np.zeros((len(states), -(-num_tokens // BITS)), np.int32)
+        self._fill(bits, [state.matcher() for state in states.values()])
+        if num_logits > num_tokens:
+            bits = np.pad(bits, ((0, 0), (0, -(-num_logits // BITS) - bits.shape[1])))
+        seconds = (time.perf_counter() - started) / len(states)
+        for state in states.values():
+            state.count(seconds)
+        failed = {row: error for row, state in states.items() if (error := state.error()) is not None}
+        return Masks(bits, {row: place for place, row in enumerate(states) if row not in failed}), failed
+
+    def _fill(self, bits: npt.NDArray[np.int32], matchers: list[LLMatcher]) -> None:
+        if self._num_threads == 1 or len(matchers) == 1:
+            for row, matcher in zip(bits, matchers, strict=True):
+                matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            return
+        if self._executor is None:
+            from llguidance import LLExecutor
+
+            self._executor = LLExecutor(self._num_threads)
+        work = [(matcher, place) for place, matcher in enumerate(matchers)]
+        self._executor.unsafe_compute_mask_ptr(work, bits.ctypes.data, bits.strides[0], len(bits))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from transfuse.engine.draw import make_filters, uniforms
-from transfuse.engine.grammar_masks import GrammarState, apply_grammars
+from transfuse.engine.grammar_masks import GrammarMasks, GrammarState
 from transfuse.engine.logit_edits import LogitEdits, apply_edits
+from transfuse.engine.masks import NO_MASKS, Masks
 from transfuse.engine.penalties import apply_penalties, count_tokens
 from transfuse.engine.ranking import rows_per_pass
 from transfuse.engine.sampling import SamplingKernels, TorchSampling
-from transfuse.errors import NonFiniteLogitsError, RequestError, StructuredOutputsError, TransfuseError
+from transfuse.errors import NonFiniteLogitsError, RequestError, TransfuseError
 from transfuse.outputs import LogprobsAtPosition
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ class _RequestState:
         self.grammar = None if request.grammar is None else GrammarState(request.grammar, request)
 
     def edits_logits(self) -> bool:
-        """Whether the next token is chosen by other logits than the model's own."""
-        if self.counts is not None or self.grammar is not None:
+        """Whether the next token is chosen by other logits than the model's own, masked or not."""
+        if self.counts is not None:
             return True
         return self.edits is not None and self.edits.is_active(len(self.request.output_token_ids))
 
@@ -74,10 +75,12 @@ class Sampler:
 
     Args:
         kernels: what computes on whole rows; torch if not given.
+        num_threads: most that compute masks.
     """
 
-    def __init__(self, kernels: SamplingKernels | None = None) -> None:
+    def __init__(self, kernels: SamplingKernels | None = None, num_threads: int = 1) -> None:
         self.kernels: SamplingKernels = TorchSampling() if kernels is None else kernels
+        self._grammars = GrammarMasks(num_threads)
         self._states: dict[str, _RequestState] = {}
 
     @torch.inference_mode()
@@ -103,13 +106,16 @@ class Sampler:
                     states[row] = self._state(request, logits.shape[-1])
                 except RequestError as error:
                     errors[row] = error
-        edited = [row for row, state in states.items() if state.edits_logits()]
-        drawn = [row for row, state in states.items() if not state.is_greedy and not state.edits_logits()]
-        for row, token in zip(drawn, self._draw(logits, drawn, [states[row] for row in drawn]), strict=True):
-            tokens[row] = token
-        step = rows_per_pass(logits.shape[-1])
-        for start in range(0, len(edited), step):
-            self._choose_edited(logits, edited[start : start + step], states, tokens, errors)
+        grammars = {row: state.grammar for row, state in states.items() if state.grammar is not None}
+        masks, failed = self._grammars.compute(grammars, logits.shape[-1])
+        errors |= failed
+        for row, token in self._choices(
+            logits, {row: state for row, state in states.items() if row not in failed}, masks
+        ):
+            if token is None:
+                errors[row] = _nothing_left(requests[row])
+            else:
+                tokens[row] = token
         reports = self._report(logits, states, tokens, errors)
         complete = {
             row
@@ -128,39 +134,56 @@ class Sampler:
             state = self._states[request.request_id] = _RequestState(request, vocab_size)
         return state
 
+    def _choices(
+        self, logits: torch.Tensor, states: dict[int, _RequestState], masks: Masks
+    ) -> Iterator[tuple[int, int | None]]:
+        """The tokens of rows for which the raw argmax will not do; None where there is none to choose from."""
+        edited, masked, drawn = list[int](), list[int](), list[int]()
+        for row, state in states.items():
+            if state.edits_logits():
+                edited.append(row)
+            elif state.grammar is not None:
+                masked.append(row)
+            elif not state.is_greedy:
+                drawn.append(row)
+        yield from zip(drawn, self._draw(logits, drawn, [states[row] for row in drawn]), strict=True)
+        step = rows_per_pass(logits.shape[-1])
+        for rows, choose in ((masked, self._choose), (edited, self._choose_edited)):
+            for start in range(0, len(rows), step):
+                part = rows[start : start + step]
+                yield from zip(part, choose(logits, part, [states[row] for row in part], masks), strict=True)
+
     def _choose_edited(
-        self,
-        logits: torch.Tensor,
-        rows: list[int],
-        states: dict[int, _RequestState],
-        tokens: list[int],
-        errors: dict[int, TransfuseError],
-    ) -> None:
-        """Replaces the raw argmax of `rows` in `tokens`, or adds to `errors`."""
-        part = [states[row] for row in rows]
+        self, logits: torch.Tensor, rows: list[int], states: list[_RequestState], masks: Masks
+    ) -> list[int | None]:
+        """`_choose` by logits that are changed first."""
         edited = torch.empty(len(rows), logits.shape[-1], dtype=torch.float32, device=logits.device)
         for target, row in zip(edited, rows, strict=True):
             # Row by row: to gather them first takes several times as long.
             target.copy_(logits[row])
-        failed = _edit(edited, part)
-        chosen, alive = self.kernels.argmax(edited)
-        for i, row in enumerate(rows):
-            if i in failed:
-                errors[row], alive[i] = failed[i], False
-            elif alive[i]:
-                tokens[row] = chosen[i]
-            else:
-                errors[row] = _nothing_left(part[i].request)
-        drawn = [i for i, state in enumerate(part) if alive[i] and not state.is_greedy]
-        for i, token in zip(drawn, self._draw(edited, drawn, [part[i] for i in drawn]), strict=True):
-            tokens[rows[i]] = token
+        _edit(edited, states)
+        return self._choose(edited, list(range(len(rows))), states, masks.moved(rows))
 
-    def _draw(self, logits: torch.Tensor, rows: list[int], states: list[_RequestState]) -> list[int]:
+    def _choose(
+        self, logits: torch.Tensor, rows: list[int], states: list[_RequestState], masks: Masks
+    ) -> list[int | None]:
+        """The next token of each of some rows; None where there is none to choose from."""
+        chosen, alive = self.kernels.argmax(logits, rows, masks)
+        tokens: list[int | None] = [token if ok else None for token, ok in zip(chosen, alive, strict=True)]
+        drawn = [i for i, state in enumerate(states) if alive[i] and not state.is_greedy]
+        found = self._draw(logits, [rows[i] for i in drawn], [states[i] for i in drawn], masks)
+        for i, token in zip(drawn, found, strict=True):
+            tokens[i] = token
+        return tokens
+
+    def _draw(
+        self, logits: torch.Tensor, rows: list[int], states: list[_RequestState], masks: Masks = NO_MASKS
+    ) -> list[int]:
         if not rows:
             return []
         uniform = uniforms([s.seed for s in states], [len(s.request.output_token_ids) for s in states])
         filters = make_filters([s.request.params for s in states], uniform, logits.shape[-1], logits.device)
-        return self.kernels.draw(logits, rows, filters)
+        return self.kernels.draw(logits, rows, filters, masks)
 
     def _report(
         self,
@@ -181,17 +204,14 @@ class Sampler:
         return dict(zip(rows, reports, strict=True))
 
 
-def _edit(logits: torch.Tensor, states: list[_RequestState]) -> dict[int, StructuredOutputsError]:
-    """Changes rows in place, but those that fail; why they do."""
+def _edit(logits: torch.Tensor, states: list[_RequestState]) -> None:
+    """Changes rows in place. What is masked stays so whatever the order, so that masks may come last."""
     outputs = [state.request.output_token_ids for state in states]
-    edited = [(row, s.edits, outputs[row]) for row, s in enumerate(states) if s.edits is not None]
-    apply_edits(logits, edited)
-    failed = apply_grammars(logits, [(row, s.grammar) for row, s in enumerate(states) if s.grammar is not None])
+    apply_edits(logits, [(row, s.edits, outputs[row]) for row, s in enumerate(states) if s.edits is not None])
     penalised = [(row, s.counts, s.request.params) for row, s in enumerate(states) if s.counts is not None]
     for row, counts, _ in penalised:
         counts.update(outputs[row])
     apply_penalties(logits, penalised)
-    return failed
 
 
 def _sampled(

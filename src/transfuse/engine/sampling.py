@@ -10,6 +10,7 @@ import torch
 
 from transfuse.engine.draw import Filters, draw
 from transfuse.engine.logprobs import make_reports, ranked_logprobs
+from transfuse.engine.masks import NO_MASKS, Masks
 from transfuse.engine.ranking import rows_per_pass
 from transfuse.errors import NonFiniteLogitsError
 from transfuse.kernels.cpu.library import Library
@@ -18,13 +19,18 @@ from transfuse.outputs import LogprobsAtPosition
 
 
 class SamplingKernels(Protocol):
-    """Choice of tokens. Of equal logits the lower id counts as the more likely."""
+    """Choice of tokens. Of equal logits the lower id counts as the more likely; what is masked counts as -inf."""
 
-    def argmax(self, logits: torch.Tensor) -> tuple[list[int], list[bool]]:
-        """Per row of logits [S, V], the token, and whether the row holds neither NaN nor +inf nor only -inf."""
+    def argmax(
+        self, logits: torch.Tensor, rows: Sequence[int] | None = None, masks: Masks = NO_MASKS
+    ) -> tuple[list[int], list[bool]]:
+        """Per row of logits [S, V], or of some of them, the token, and whether it can be chosen.
+
+        It cannot where the row holds NaN, +inf or nothing but -inf.
+        """
         ...
 
-    def draw(self, logits: torch.Tensor, rows: Sequence[int], filters: Filters) -> list[int]:
+    def draw(self, logits: torch.Tensor, rows: Sequence[int], filters: Filters, masks: Masks = NO_MASKS) -> list[int]:
         """A token drawn from each of some rows of logits [S, V]; see `draw.draw`."""
         ...
 
@@ -38,8 +44,12 @@ class SamplingKernels(Protocol):
 class TorchSampling:
     """The reference, on any device."""
 
-    def argmax(self, logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    def argmax(
+        self, logits: torch.Tensor, rows: Sequence[int] | None = None, masks: Masks = NO_MASKS
+    ) -> tuple[list[int], list[bool]]:
         """See `SamplingKernels`."""
+        if rows is not None:
+            logits = masks.apply(_copied(logits, rows), rows)
         if logits.device.type == "cpu" and logits.dtype == torch.float32:
             # NumPy's argmax takes a tenth of the time of torch's; both put NaN above all numbers.
             indices = torch.from_numpy(logits.numpy().argmax(-1))
@@ -48,15 +58,15 @@ class TorchSampling:
             values, indices = logits.max(-1)
         return indices.tolist(), values.isfinite().tolist()
 
-    def draw(self, logits: torch.Tensor, rows: Sequence[int], filters: Filters) -> list[int]:
+    def draw(self, logits: torch.Tensor, rows: Sequence[int], filters: Filters, masks: Masks = NO_MASKS) -> list[int]:
         """See `SamplingKernels`."""
         step = rows_per_pass(logits.shape[-1])
-        index = torch.tensor(rows, device=logits.device)
         places = torch.arange(len(rows), device=logits.device)
         tokens: list[int] = []
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
-            tokens += draw(logits[index[part]].float(), filters.select(places[part])).tolist()
+            copied = masks.apply(_copied(logits, rows[part]), rows[part])
+            tokens += draw(copied, filters.select(places[part])).tolist()
         return tokens
 
     def ranked_logprobs(
@@ -79,18 +89,21 @@ class CompiledSampling:
     def __init__(self, ops: SamplingOps) -> None:
         self._ops = ops
 
-    def argmax(self, logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    def argmax(
+        self, logits: torch.Tensor, rows: Sequence[int] | None = None, masks: Masks = NO_MASKS
+    ) -> tuple[list[int], list[bool]]:
         """See `SamplingKernels`."""
-        tokens, finite = self._ops.argmax(_readable(logits))
+        rows = range(len(logits)) if rows is None else rows
+        tokens, finite = self._ops.argmax(_readable(logits), rows, masks.of(rows), masks.bits)
         return tokens.tolist(), finite.tolist()
 
-    def draw(self, logits: torch.Tensor, rows: Sequence[int], filters: Filters) -> list[int]:
+    def draw(self, logits: torch.Tensor, rows: Sequence[int], filters: Filters, masks: Masks = NO_MASKS) -> list[int]:
         """See `SamplingKernels`."""
         settings = np.empty(len(rows), DRAW)
-        settings["row"] = rows
+        settings["row"], settings["mask"] = rows, masks.of(rows)
         for name in ("temperature", "log_min_p", "top_k", "top_p", "uniform"):
             settings[name] = getattr(filters, name).numpy()
-        tokens: list[int] = self._ops.draw(_readable(logits), settings).tolist()
+        tokens: list[int] = self._ops.draw(_readable(logits), settings, masks.bits).tolist()
         return tokens
 
     def ranked_logprobs(
@@ -133,6 +146,10 @@ def prompt_logprobs(
             "asked for; the request ends. Run the model in float32 to see whether its dtype overflows."
         )
     return kernels.ranked_logprobs(logits, range(len(token_ids)), token_ids, [k] * len(token_ids))
+
+
+def _copied(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    return logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)].float()
 
 
 def _readable(logits: torch.Tensor) -> torch.Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from tests.zoo.tokenizer import tokenizer
-from transfuse.engine.grammar_masks import GrammarState, apply_grammars
+from transfuse.engine.grammar_masks import GrammarMasks, GrammarState
 from transfuse.engine.request import Request
 from transfuse.engine.sampler import Sampler
 from transfuse.messages import TokenizerSpec
@@ -40,8 +41,9 @@ def ids(*texts: str) -> list[int]:
 
 
 def allowed(state: GrammarState, num_logits: int = VOCAB) -> list[int]:
-    logits = torch.zeros(3, num_logits)
-    assert apply_grammars(logits, [(1, state)]) == {}
+    masks, failed = GrammarMasks(1).compute({1: state}, num_logits)
+    assert failed == {} and masks.places == {1: 0}
+    logits = masks.apply(torch.zeros(3, num_logits), range(3))
     assert torch.equal(logits[[0, 2]], torch.zeros(2, num_logits)), "rows without a grammar stay"
     assert set(logits[1].tolist()) <= {0.0, -torch.inf}
     return logits[1].isfinite().nonzero().flatten().tolist()
@@ -50,6 +52,28 @@ def allowed(state: GrammarState, num_logits: int = VOCAB) -> list[int]:
 def test_what_may_come_next_keeps_its_logit_and_nothing_else() -> None:
     state = GrammarState(grammar("[xyz]=?"), request("[xyz]=?"))
     assert allowed(state) == sorted(ids("x", "y", "z"))
+
+
+@pytest.mark.parametrize("num_logits", [VOCAB, VOCAB + 50])
+def test_threads_compute_the_same_masks_side_by_side(num_logits: int) -> None:
+    patterns = ["[a-z]+", "[xyz]", "(xy)*z", "\\d{3}", "[^a]*"]
+    states = {3 * row: GrammarState(grammar(pattern), request(pattern)) for row, pattern in enumerate(patterns)}
+    alone, _ = GrammarMasks(1).compute(states, num_logits)
+    together, failed = GrammarMasks(2).compute(states, num_logits)
+    assert failed == {} and together.places == alone.places == {0: 0, 3: 1, 6: 2, 9: 3, 12: 4}
+    assert np.array_equal(together.bits, alone.bits) and all(row.any() for row in together.bits)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_grammar_that_becomes_too_large_fails_alone(num_threads: int) -> None:
+    states = {row: GrammarState(grammar("x[a-z]{2}"), request("x[a-z]{2}")) for row in range(3)}
+    states[1].accept(ids("x")[0])
+    assert not states[1].matcher().consume_token(END), "no longer at the start: it is in error"
+    masks, failed = GrammarMasks(num_threads).compute(states, VOCAB)
+    assert list(failed) == [1] and "cannot be held to its regular expression" in str(failed[1])
+    assert masks.places == {0: 0, 2: 2}
+    sampled = Sampler(num_threads=num_threads).sample(torch.zeros(1, VOCAB), [request("x[a-z]{2}")])
+    assert sampled[0].token_id == ids("x")[0]
 
 
 @pytest.mark.parametrize("num_logits", [VOCAB - 7, VOCAB, VOCAB + 1, VOCAB + 50])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from transfuse.engine.draw import Filters, make_filters
+from transfuse.engine.masks import Masks
 from transfuse.engine.sampling import CompiledSampling, TorchSampling
 from transfuse.kernels.cpu.library import Library, NativeProgram, run_op
 from transfuse.kernels.cpu.sampling import SamplingOps
@@ -61,9 +62,33 @@ def test_argmax_as_an_op_of_a_program(library: Library) -> None:
     logits = make_logits(9, 70, torch.bfloat16)[::2, :64]
     logits[2, 3] = torch.nan
     tokens, finite = torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int32)
-    run_op(library, "argmax", [logits, tokens, finite], num_threads=2)
+    rows, places, masks = torch.arange(5), torch.full((5,), -1), torch.empty(0, dtype=torch.uint8)
+    run_op(library, "argmax", [logits, rows, places, tokens, finite, masks], [0], num_threads=2)
     assert finite.tolist() == [1, 1, 0, 1, 1]
     assert torch.equal(tokens[finite != 0], logits[finite != 0].float().argmax(-1))
+
+
+def make_masks(rows: int, vocab: int, share: float) -> Masks:
+    """Of every second row; bits beyond the vocabulary are set, and of no effect."""
+    allowed = np.random.default_rng(vocab).random((rows // 2, -(-vocab // 32) * 32 + 64)) < share
+    allowed[:, vocab - 1 :] = True
+    bits = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+    return Masks(bits, {2 * place + 1: place for place in range(len(bits))})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_argmax_of_some_rows_under_masks(library: Library, vocab: int, dtype: torch.dtype) -> None:
+    logits, masks = make_logits(40, vocab, dtype), make_masks(40, vocab, 0.1)
+    masks.bits[0] = 0  # nothing is allowed
+    masks.bits[1] = -1
+    logits[5] = -torch.inf
+    rows = [1, 3, 5, 2, 38, 39, *range(6, 30)]
+    expected = TorchSampling().argmax(logits, rows, masks)
+    tokens, finite = compiled(library).argmax(logits, rows, masks)
+    assert finite == expected[1] and finite[:4] == [False, True, False, True]
+    assert [t for t, ok in zip(tokens, finite, strict=True) if ok] == [t for t, ok in zip(*expected, strict=True) if ok]
+    assert compiled(library).argmax(logits, [3, 2], masks)[0] == compiled(library).argmax(logits[[3, 2]])[0]
 
 
 DRAWS: list[dict[str, Any]] = [
@@ -105,6 +130,19 @@ def test_draws_are_those_of_torch(library: Library, params: dict[str, Any], voca
     expected = TorchSampling().draw(logits, range(96), filters)
     assert sum(map(int.__ne__, tokens, expected)) <= 1
     assert all(row[token] > -torch.inf for row, token in zip(logits, tokens, strict=True))
+
+
+@pytest.mark.parametrize("share", [0.003, 0.5])
+@pytest.mark.parametrize("params", DRAWS, ids=str)
+def test_draws_under_masks_are_those_of_what_is_allowed(library: Library, params: dict[str, Any], share: float) -> None:
+    logits, masks = make_logits(96, 3001, torch.bfloat16), make_masks(96, 3001, share)
+    rows = list(range(95, -1, -1))
+    filters = filters_of(params, logits)
+    allowed = masks.apply(logits.float(), range(96))[rows]
+    tokens = compiled(library).draw(logits, rows, filters, masks)
+    assert tokens == compiled(library).draw(allowed, range(96), filters)
+    assert all(row[token] > -torch.inf for row, token in zip(allowed, tokens, strict=True))
+    assert sum(map(int.__ne__, tokens, TorchSampling().draw(logits, rows, filters, masks))) <= 2
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 30, "top_p": 0.6}, {"top_k": 5000}, {"top_p": 0.7}], ids=str)
