@@ -59,6 +59,11 @@ class EngineCore:
         """
         self._grammar(params).result()
 
+    def prepare_grammars(self) -> None:
+        """Get ready for grammars on another thread, while there is nothing else to do."""
+        if self._grammars is not None:
+            self._grammars.prepare()
+
     def _grammar(self, params: StructuredOutputsParams) -> Future[Compiled]:
         if self._grammars is None:
             raise StructuredOutputsError("This engine has no tokenizer, and so no structured outputs. Leave them out.")

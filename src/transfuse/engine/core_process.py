@@ -130,6 +130,7 @@ def _serve(socket: zmq.Socket[bytes], progress: ProgressCounter) -> int:
     gc.collect()
     gc.freeze()
     socket.send(encode(ready))
+    built.core.prepare_grammars()
     try:
         CoreLoop(built.core, socket, progress).run()
     except Exception as error:

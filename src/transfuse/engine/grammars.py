@@ -55,8 +55,15 @@ class Grammars:
             self._kept.popitem(last=False)
         return future
 
+    def prepare(self) -> None:
+        """Arrange the vocabulary now, before there are requests that would wait for it.
+
+        It holds the interpreter's lock: with the first grammar, all that run would stand still meanwhile.
+        """
+        self._executor.submit(lambda: self._vocabulary)
+
     def _compile(self, params: StructuredOutputsParams) -> Compiled:
-        # Its library is loaded for the first grammar: most servers are never asked for one.
+        # Its library is loaded for the first grammar: an `LLM` is seldom asked for one.
         from transfuse.text.grammar import compile_grammar
 
         vocabulary = self._vocabulary
