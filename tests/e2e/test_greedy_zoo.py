@@ -39,6 +39,8 @@ STATE_CASES = [
     *((name, "plain") for name in STATE_TYPES[::3]),
     *STATE_SIDE_BY_SIDE,
 ]
+# Their own code gives a text in pieces other logits.
+WHOLE_TEXTS = [("doge", "fused"), ("doge", "plain")]
 NUM_TOKENS = 24
 
 
@@ -59,8 +61,8 @@ def test_greedy_tokens_equal_generates(
         check(folder, scenario, prompts, expected, model_impl=implementation, cache_dir=verdicts)
 
 
-@pytest.mark.parametrize(("name", "implementation"), STATE_CASES)
-def test_recurrent_layers_give_generates_tokens(
+@pytest.mark.parametrize(("name", "implementation"), [*STATE_CASES, *WHOLE_TEXTS])
+def test_those_that_share_no_prefixes_give_generates_tokens(
     name: str, implementation: str, zoo_folder: Callable[[str], Path], verdicts: Path
 ) -> None:
     folder, prompts = zoo_folder(name), _prompts()

@@ -16,6 +16,7 @@ from transfuse.engine.scheduler import Scheduler
 from transfuse.engine.step_budget import StepBudget
 from transfuse.errors import EngineError, NonFiniteLogitsError, TransfuseError
 from transfuse.outputs import LogprobsAtPosition
+from transfuse.rewrite.code_places import author_place, described
 
 log = logging.getLogger(__name__)
 
@@ -158,10 +159,21 @@ class Engine:
             self._scheduler.rollback(batch)
             return []
         request = batch.entries[0].request
-        log.error("request %s failed in the model", request.request_id, exc_info=error)
+        told = self._as_engine_error(request, error)
+        log.error("%s", told, exc_info=error)
         self._scheduler.rollback(batch)
-        self._scheduler.finish(request, "error", error=_as_engine_error(request, error))
+        self._scheduler.finish(request, "error", error=told)
         return [TokenOutput(request)]
+
+    def _as_engine_error(self, request: Request, error: Exception) -> TransfuseError:
+        if isinstance(error, TransfuseError):
+            return error
+        wrapped = EngineError(
+            f"The model's code failed on request {request.request_id}: {described(error)}"
+            f"{author_place(error, self._runner.code_folder)}"
+        )
+        wrapped.__cause__ = error
+        return wrapped
 
     def _release(self, request_id: str) -> None:
         self._sampler.forget(request_id)
@@ -186,12 +198,3 @@ def _output(
     except NonFiniteLogitsError as error:
         return TokenOutput(request), error
     return TokenOutput(request, token, found, prompt.first_target), None
-
-
-def _as_engine_error(request: Request, error: Exception) -> TransfuseError:
-    if isinstance(error, TransfuseError):
-        return error
-    message = f"The model's code failed on request {request.request_id}: {type(error).__name__}: {error}"
-    wrapped = EngineError(message)
-    wrapped.__cause__ = error
-    return wrapped

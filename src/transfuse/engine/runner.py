@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -72,6 +73,14 @@ class ModelRunner(ABC):
     def model(self) -> PreTrainedModel:
         """The module that runs, for those who look on."""
         return self._model
+
+    @property
+    def code_folder(self) -> Path | None:
+        """Where the model's own code lies, if its folder brought some."""
+        # A stored program has none, nor code of its own.
+        model: PreTrainedModel | None = getattr(self, "_model", None)
+        folder = None if model is None else Path(model.config.name_or_path)
+        return folder if folder is not None and folder.is_dir() else None
 
     @property
     def executable(self) -> Executable | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transfuse.fusion.fingerprint import fingerprint
+from transfuse.rewrite.code_places import code_place, described
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -86,9 +86,6 @@ def kept_or_found(path: Path, find: Callable[[], Verdict]) -> Verdict:
 
 def where(error: Exception) -> str:
     """Type, message and the last line of the model's own code of an error, for a reason."""
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if "transfuse" not in Path(f.filename).parts and "torch" not in Path(f.filename).parts]
-    place = f" ({Path(outside[-1].filename).name}:{outside[-1].lineno})" if outside else ""
-    # An assertion often says nothing but what it is of.
-    message = (str(error).strip() or (outside[-1].line if outside else None) or "no message").splitlines()[0][:200]
-    return f"{type(error).__name__}: {message}{place}"
+    found = code_place(error)
+    place = "" if found is None else f" ({Path(found[0]).name}:{found[1]})"
+    return f"{described(error)}{place}"

@@ -133,8 +133,11 @@ class FusionPlan:
         """What is missing for the model to count as fused, or None.
 
         At least nine tenths of its decoder layers' linear layers have to run in fused ops, and a residual and the norm
-        of its sum have to be one op wherever a layer has both.
+        of its sum have to be one op wherever a layer has both. Of a forward that could not be recorded to its end
+        nobody knows what it holds.
         """
+        if self.error is not None:
+            return f"its forward could not be recorded to its end: {self.error}"
         layers = list(self._in_layers())
         total = sum(kind.num_linears * count for kind, count in layers)
         fused = sum(kind.num_fused_linears * count for kind, count in layers)

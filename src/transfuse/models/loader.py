@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import logging
 import time
@@ -22,6 +23,7 @@ from transfuse.models.gguf_config import gguf_config
 from transfuse.models.gguf_reader import end_token_ids, read_gguf
 from transfuse.models.placement import place_weights
 from transfuse.models.resolve import ModelSource, check_remote_code
+from transfuse.rewrite.code_places import code_place, described, in_folder
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -73,7 +75,8 @@ def _folder_config(source: ModelSource, trust_remote_code: bool) -> PreTrainedCo
 
     check_remote_code(source.path, trust_remote_code=trust_remote_code)
     try:
-        return AutoConfig.from_pretrained(source.path, trust_remote_code=trust_remote_code, local_files_only=True)
+        with _own_code_errors(source):
+            return AutoConfig.from_pretrained(source.path, trust_remote_code=trust_remote_code, local_files_only=True)
     except (ValueError, TypeError, KeyError, OSError, ImportError, StrictDataclassError) as error:
         file = source.path if source.path.is_file() else source.path / "config.json"
         raise UnsupportedModelError(f"{file} cannot be used: {_first_lines(error)}") from error
@@ -137,7 +140,7 @@ def _load_folder(
 
     config = _folder_config(source, trust_remote_code)
     _check_safetensors(source.path)
-    with _weights_errors(source):
+    with _weights_errors(source), _own_code_errors(source):
         module, info = AutoModelForCausalLM.from_pretrained(
             source.path,
             config=config,
@@ -219,6 +222,33 @@ def _check_loading_info(source: ModelSource, info: dict[str, Any]) -> None:
         unexpected=unexpected,
         misshapen=misshapen,
     )
+
+
+@contextlib.contextmanager
+def _own_code_errors(source: ModelSource) -> Iterator[None]:
+    """Says where in a folder's own code it was that loading failed."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        place = _damaged_code(source.path) if isinstance(error, SyntaxError) else code_place(error)
+        file = None if place is None else in_folder(place[0], source.path)
+        if place is None or file is None or Path(file).parent != source.path:
+            raise
+        raise ModelError(
+            f"The code of {source.path} fails while the model is loaded: {described(error)} ({file}:{place[1]})"
+        ) from error
+
+
+def _damaged_code(folder: Path) -> tuple[str, int] | None:
+    """Where a folder holds what is no Python: Transformers reads it as text first, which has no name."""
+    for file in sorted(folder.glob("*.py")):
+        try:
+            ast.parse(file.read_bytes())
+        except SyntaxError as error:
+            return str(file), error.lineno or 1
+    return None
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from transfuse.rewrite.code_places import note_rewritten
 from transfuse.rewrite.source import FUTURE_FLAGS, MethodSource, RewriteRefused
 from transfuse.rewrite.wrappers import wrapped_alike
 
@@ -51,8 +52,22 @@ def compile_method(source: MethodSource, tree: ast.FunctionDef) -> RewrittenMeth
     original = source.function
     file = f"<transfuse {original.__qualname__} {digest}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    note_rewritten(file, source.file, _lines(ast.parse(text).body[0], tree))
     function = _function(text, file, original)
     return RewrittenMethod(wrapped_alike(source.method, function), text, file)
+
+
+def _lines(new: ast.AST, old: ast.AST) -> dict[int, int]:
+    """By line of a definition's new text, the line that its author wrote; both trees are the same but for places."""
+    found: dict[int, int] = {}
+    waiting = [(new, old)]
+    while waiting:
+        one, other = waiting.pop()
+        if type(one) is type(other):
+            if hasattr(one, "lineno") and hasattr(other, "lineno"):
+                found.setdefault(one.lineno, other.lineno)
+            waiting += reversed(list(zip(ast.iter_child_nodes(one), ast.iter_child_nodes(other), strict=False)))
+    return found
 
 
 def compile_part(source: MethodSource, tree: ast.FunctionDef, **names: Any) -> FunctionType:

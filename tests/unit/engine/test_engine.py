@@ -117,7 +117,7 @@ def test_a_token_that_the_model_cannot_stand_ends_its_request_alone(caplog: pyte
     error = requests[int(CULPRIT)].error
     assert "RuntimeError: this token is not for me" in str(error)
     assert isinstance(error.__cause__, RuntimeError)
-    assert "failed in the model" in caplog.text
+    assert "failed on request" in caplog.text
 
 
 @pytest.mark.parametrize("num_output_tokens", [0, 1, NUM_TOKENS - 1])
