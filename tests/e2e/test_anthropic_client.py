@@ -141,3 +141,14 @@ def test_an_answer_is_held_to_a_schema(client: Anthropic) -> None:
     )
     assert answer.content[0].type == "text"
     assert json.loads(answer.content[0].text) in ({"n": 1}, {"n": 2})
+
+
+def test_a_message_explains_itself(client: Anthropic) -> None:
+    ask: dict[str, Any] = {**ASK, "max_tokens": 4, "extra_headers": {"x-explain": "1"}}
+    message = client.messages.create(**ask)
+    assert (message.model_extra or {})["explanation"]["num_output_tokens"] == 4
+    with client.messages.stream(**ask) as stream:
+        events = list(stream)
+        assert texts(stream.get_final_message()) == texts(message)
+    (delta,) = [event for event in events if event.type == "message_delta"]
+    assert (delta.model_extra or {})["explanation"]["sampling"]["temperature"]["source"] == "request"

@@ -275,3 +275,18 @@ def test_a_pydantic_model_is_parsed_from_a_stream(client: OpenAI) -> None:
 def test_the_other_forms_hold_too(client: OpenAI, extra: dict[str, Any], pattern: str) -> None:
     answer = client.completions.create(model=MODEL, prompt="x", max_tokens=50, n=3, extra_body=extra)
     assert all(re.fullmatch(pattern, choice.text) and choice.finish_reason == "stop" for choice in answer.choices)
+
+
+def test_an_answer_explains_itself(client: OpenAI) -> None:
+    ask: dict[str, Any] = {"model": MODEL, "max_tokens": 4, "temperature": 0, "extra_body": {"explain": True}}
+    answer = client.chat.completions.create(**ask, messages=MESSAGES)
+    found = (answer.model_extra or {})["explanation"]
+    assert found["sampling"]["temperature"] == {"value": 0.0, "source": "request"}
+    assert found["implementation"]["name"] == "plain"
+    assert found["num_output_tokens"] == 4
+    assert 0 < found["prefill_seconds"] < found["total_seconds"]
+    chunks = list(client.chat.completions.create(**ask, messages=MESSAGES, stream=True))
+    streamed = (chunks[-1].model_extra or {})["explanation"]
+    assert streamed["sampling"] == found["sampling"] and not chunks[-1].choices
+    text = client.completions.create(**ask, prompt=["one", "two"])
+    assert len((text.model_extra or {})["explanations"]) == 2

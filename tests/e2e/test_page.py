@@ -212,7 +212,9 @@ def test_an_answer_says_how_it_was_served(page: Page) -> None:
         "Top p": "1\tthe API's default",
         "Seed": "none\tthe API's default",
     }
-    expect(why).to_contain_text(re.compile(r"fused in float32: .*Waited \d+\.\d+ s, read the prompt for"))
+    expect(why).to_contain_text(
+        re.compile(r"fused in float32: .*Laid out in \d+\.\d+ s, waited \d+\.\d+ s, read the prompt for")
+    )
 
 
 def test_tokens_show_what_else_might_have_come(page: Page) -> None:

@@ -115,3 +115,13 @@ def test_a_pydantic_model_is_parsed(client: OpenAI) -> None:
     answer = client.responses.parse(model=MODEL, input="hi", text_format=Leg, max_output_tokens=300)
     assert isinstance(answer.output_parsed, Leg)
     assert answer.text is not None and answer.text.format is not None and answer.text.format.type == "json_schema"
+
+
+def test_a_response_explains_itself(client: OpenAI) -> None:
+    ask: dict[str, Any] = {**ASK, "input": "hi", "max_output_tokens": 4, "extra_body": {"explain": True}}
+    response = client.responses.create(**ask)
+    assert (response.model_extra or {})["explanation"]["num_output_tokens"] == 4
+    with client.responses.stream(**ask) as stream:
+        *_, last = stream
+    assert last.type == "response.incomplete"
+    assert (last.response.model_extra or {})["explanation"]["sampling"]["max_tokens"]["value"] == 4

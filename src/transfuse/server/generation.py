@@ -109,9 +109,14 @@ class Generation:
         return self.request.headers.get(EXPLAIN_HEADER, "").lower() in {"1", "true"}
 
     def explanations(self) -> list[dict[str, Any]]:
-        """By prompt, how it was served; see `Explanation`."""
-        outputs = [output for _, output in sorted(self.outputs.items())]
-        return [asdict(explain(output, self.sampling.sources_of(output))) for output in outputs]
+        """By prompt, how it was served; see `Explanation`. `prepare_seconds` are those before the engine was asked."""
+        return [self._explanation(output) for _, output in sorted(self.outputs.items())]
+
+    def _explanation(self, output: RequestOutput) -> dict[str, Any]:
+        assert output.metrics is not None, "the engine sets it"
+        came = self.request.state.record.start_time
+        prepare_seconds = max(0.0, output.metrics.arrival_time - came)
+        return {"prepare_seconds": prepare_seconds, **asdict(explain(output, self.sampling.sources_of(output)))}
 
     async def changes(self, pause: float | None = None) -> AsyncGenerator[int | None, None]:
         """Start all prompts, and yield the index of each whose answer has grown.

@@ -11,6 +11,7 @@ export interface Explanation {
   sampling: Record<string, { value: unknown; source: string }>;
   truncation: { asked: number; given: number } | null;
   num_preemptions: number;
+  prepare_seconds: number;
   queue_seconds: number | null;
   prefill_seconds: number | null;
   decode_seconds: number | null;

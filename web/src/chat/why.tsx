@@ -68,7 +68,8 @@ export function Why({ explanation }: { explanation: Explanation }) {
 
 function times(explanation: Explanation): string {
   const parts = [
-    `Waited ${seconds(explanation.queue_seconds)}`,
+    `Laid out in ${seconds(explanation.prepare_seconds)}`,
+    `waited ${seconds(explanation.queue_seconds)}`,
     `read the prompt for ${seconds(explanation.prefill_seconds)}`,
     `answered for ${seconds(explanation.decode_seconds)}`,
   ];
