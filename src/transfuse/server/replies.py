@@ -122,6 +122,11 @@ class ToolUse:
         """Of the tools."""
         return [tool["function"]["name"] for tool in self.tools]
 
+    @property
+    def max_calls(self) -> int | None:
+        """Most calls of an answer; None for any number. A tool that is named is called once, as OpenAI has it."""
+        return None if self.is_parallel and self.name is None else 1
+
     def check(self) -> None:
         """Raise where tools and their use contradict each other.
 
@@ -204,7 +209,7 @@ def plan_replies(service: Service, use: ToolUse, chat_template: str | None = Non
     source = tokenizer.templates.find(chat_template or settings.chat_template, has_tools=bool(use.tools))
     declared = tokenizer.spec.response_template
     chosen = choose_format(source, settings.tool_call_parser, settings.reasoning_parser, declared)
-    tools = tools_of(() if use.mode == "none" else use.tools, None if use.is_parallel else 1)
+    tools = tools_of(() if use.mode == "none" else use.tools, use.max_calls)
     if tools and not chosen.reads_calls:
         raise PromptError(
             "The model's chat template lays out no tools, so the model would not know of them. Leave tools out, or "
@@ -241,4 +246,4 @@ def _demand(use: ToolUse, tools: Tools) -> Demand:
             held[name] = {**known, **schema, "type": "object"}
         else:
             held[name] = {"type": "object"}
-    return Demand(tools=held, must_call=must_call, is_parallel=use.is_parallel)
+    return Demand(tools=held, must_call=must_call, is_parallel=use.max_calls is None)

@@ -283,7 +283,9 @@ def test_a_forced_call_is_held_to_the_tools_and_their_schemas(api: Api) -> None:
     grammar = grammar_of(api, {**body, "tool_choice": "required"})
     assert '\\"weather\\"' in grammar and '\\"get_time\\"' in grammar and '"lat": {"type": "number"}' in grammar
     named = {"type": "function", "function": {"name": "get_time"}}
-    assert '\\"weather\\"' not in grammar_of(api, {**body, "tool_choice": named})
+    one = grammar_of(api, {**body, "tool_choice": named})
+    assert '\\"weather\\"' not in one
+    assert one == grammar_of(api, {**body, "tool_choice": named, "parallel_tool_calls": False}), "it is called once"
     for choice in ("auto", "none"):
         ask(api, {**body, "tool_choice": choice})
         assert api.llm.core.requests[-1].params.structured_outputs is None
