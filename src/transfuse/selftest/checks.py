@@ -103,7 +103,7 @@ class Report:
         num_failed, num_warned = len(self.of("fail")), len(self.of("warn"))
         if num_failed:
             return f"FAIL: {num_failed} of {len(self.results)} checks failed that {self.client} cannot do without."
-        rest = f"; {num_warned} of what it can do without is missing" if num_warned else ""
+        rest = f"; missing of what it can do without: {num_warned}" if num_warned else ""
         return f"PASS: {self.client} gets what it needs{rest}."
 
     def to_json(self) -> str:

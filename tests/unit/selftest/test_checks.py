@@ -30,7 +30,7 @@ def report(*checks: Check) -> Report:
 def test_a_check_that_can_be_done_without_is_a_warning() -> None:
     found = report(Check("a", "A is lost", _fail, optional=True), Check("b", "", _skip), Check("c", "", lambda _: None))
     assert [result.status for result in found.results] == ["warn", "skip", "pass"]
-    assert found.passed and found.verdict == "PASS: x gets what it needs; 1 of what it can do without is missing."
+    assert found.passed and found.verdict == "PASS: x gets what it needs; missing of what it can do without: 1."
     assert found.results[0].difference == "there is none" and found.results[0].effect == "A is lost"
     assert found.results[1].difference == "nothing was said"
 
