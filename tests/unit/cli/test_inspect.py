@@ -76,12 +76,21 @@ def test_experts_are_shown(run: Run, config_folder: Callable[[str], str]) -> Non
 
 
 def test_a_refused_model_is_shown_with_the_reason_and_the_place(run: Run, config_folder: Callable[[str], str]) -> None:
+    result = run("inspect", config_folder("blt"))
+    assert result.code == 0
+    assert "breaks off" in result.out
+    assert "modeling_blt.py:" in result.out
+    assert "not run" in result.out
+
+
+def test_a_model_that_takes_no_row_of_several_requests_is_shown_as_it_runs(
+    run: Run, config_folder: Callable[[str], str]
+) -> None:
     result = run("inspect", config_folder("doge"))
     assert result.code == 0
-    assert "original" in result.out
-    assert "breaks off" in result.out
+    assert "as Transformers runs it, since a row of several requests" in result.out
     assert "modeling_doge.py:" in result.out
-    assert "not run" in result.out
+    assert "not run" not in result.out
 
 
 def test_source_is_a_diff(run: Run, config_folder: Callable[[str], str]) -> None:
