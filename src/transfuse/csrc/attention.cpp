@@ -11,10 +11,10 @@
 #include <algorithm>
 #include <atomic>
 
-#include "attention_amx.h"
 #include "attention_cache.h"
 #include "attention_narrow.h"
 #include "attention_output.h"
+#include "attention_partition.h"
 #include "attention_plan.h"
 #include "attention_softmax.h"
 #include "attention_workspace.h"
@@ -43,12 +43,11 @@ class Attention {
         value_size_(op.tensor[2].size[3]),
         num_words_(round_up((key_size_ + kWidth<Word> - 1) / kWidth<Word>, kTiled<Word> ? kLanes : 1)),
         stride_(round_up(value_size_, kValueStep)),
-        output_(op, lengths_, stride_) {
-    const float scale = static_cast<float>(op.floats[0]), softcap = static_cast<float>(op.floats[1]);
-    // In units of ln 2, so that weights are powers of two.
-    softcap_ = softcap * kLog2E;
-    scale_ = softcap == 0 ? scale * kLog2E : scale / softcap;
-  }
+        output_(op, lengths_, stride_),
+        scale_(op.floats[1] == 0 ? static_cast<float>(op.floats[0]) * kLog2E
+                                 : static_cast<float>(op.floats[0]) / static_cast<float>(op.floats[1])),
+        softcap_(static_cast<float>(op.floats[1]) * kLog2E),
+        partition_(key_size_, num_words_, value_size_, stride_, scale_, softcap_) {}
 
   void run() {
     static thread_local Plan plan;
@@ -77,12 +76,9 @@ class Attention {
   static constexpr int64_t kValueStep = kLanes * kWidth<Word>;
   // Results have room for a multiple of so many rows.
   static constexpr int kRowStep = kTiled<Word> ? kLanes : 1;
-  // Columns of keys that are multiplied together.
-  static constexpr int kColumnStep = kTiled<Word> ? 2 : 1;
-  // Rows of a product's block, and rows that are too few to make packing worth while.
-  static constexpr int kMaxRows = kTiled<Word> ? kLanes : kBlockRows;
+  // Rows that are too few to make packing worth while, and rows of a product's block.
   static constexpr int kFewRows = kTiled<Word> ? kLanes : kNarrowRows;
-  static constexpr int kMaxBlockRows = std::max(kMaxRows, kFewRows);
+  static constexpr int kMaxRows = std::max(kBlockRows, kNarrowRows);
 
   void take_scratch(int64_t rows) {
     lay_out(rows, nullptr);
@@ -93,13 +89,17 @@ class Attention {
     arena_.begin(base);
     zeros_ = arena_.take<T>(std::max(key_size_, value_size_));
     query_ = arena_.take<Word>((rows + kFewRows) * num_words_ + kLanes);
-    keys_ = arena_.take<Word>(num_words_ * kTileKeys);
-    values_ = arena_.take<Word>(kTileKeys / kWidth<Word> * stride_);
-    scores_ = arena_.take<float>(kMaxBlockRows * kTileKeys);
-    weights_ = arena_.take<Word>(kMaxBlockRows * kTileKeys / kWidth<Word>);
-    slopes_ = arena_.take<float>(rows);
-    lane_sums_ = arena_.take<float>(rows * kLanes);
+    slopes_ = op_.tensor[8] ? arena_.take<float>(rows) : nullptr;
     views_ = arena_.take<RowView>(rows);
+    if constexpr (kTiled<Word>) {
+      partition_.lay_out(arena_);
+    } else {
+      keys_ = arena_.take<Word>(num_words_ * kTileKeys);
+      values_ = arena_.take<Word>(kTileKeys / kWidth<Word> * stride_);
+      scores_ = arena_.take<float>(kMaxRows * kTileKeys);
+      weights_ = arena_.take<Word>(kMaxRows * kTileKeys / kWidth<Word>);
+      lane_sums_ = arena_.take<float>(rows * kLanes);
+    }
     for (RowStates* states : {&total_, &part_}) {
       states->largest = arena_.take<float>(rows);
       states->sum = arena_.take<float>(rows);
@@ -113,10 +113,7 @@ class Attention {
     cache_.find_rows(item, item.first_tile(), zeros_, *ahead_);
     if (&item != fetched_) Fetcher<T>(*ahead_, key_size_, value_size_).rest();
     pack_query(item);
-    if (item.num_items > 1) {
-      compute_some(item);
-      return;
-    }
+    if (item.num_items > 1) return compute_some(item);
     for (int i = 0; i < item.num_partitions; i++) {
       const RowStates& states = i == 0 ? total_ : part_;
       compute_partition(item, item.partition + i, states);
@@ -142,9 +139,7 @@ class Attention {
   }
 
   RowStates partial(const Item& item, int64_t index) const {
-    const int64_t rows = round_up(item.num_rows, kRowStep);
-    float* base = workspace.partials.data() + item.partial + index * rows * (stride_ + 2);
-    return {base, base + rows, base + 2 * rows};
+    return states_at(workspace.partials.data() + item.partial, index, round_up(item.num_rows, kRowStep), stride_);
   }
 
   void pack_query(const Item& item) {
@@ -153,7 +148,7 @@ class Attention {
       const auto [token, head] = place_of(lengths_, item, r);
       const int64_t offset = token * query.stride[0] + head * query.stride[1];
       views_[r].position = lengths_.context(item.request) + token - lengths_.starts[item.request];
-      if (op_.tensor[8]) slopes_[r] = number_at(op_.tensor[8], head * op_.tensor[8].stride[0]) * kLog2E;
+      if (slopes_ != nullptr) slopes_[r] = number_at(op_.tensor[8], head * op_.tensor[8].stride[0]) * kLog2E;
       Word* to = query_ + r * num_words_;
       if constexpr (kWidth<Word> == 1) {
         read_row(query, offset, key_size_, to);  // and zeros where the next row begins
@@ -164,27 +159,44 @@ class Attention {
     }
     if (item.num_rows <= kFewRows) {
       narrow_query_ = query_ + item.num_rows * num_words_;
-      const int width = kTiled<Word> ? kLanes : item.num_rows;
-      for (int r = 0; r < item.num_rows; r++)
-        for (int64_t i = 0; i < num_words_; i++) narrow_query_[i * width + r] = query_[r * num_words_ + i];
+      turn(query_, item.num_rows, num_words_, narrow_query_, kTiled<Word> ? kLanes : item.num_rows);
     }
   }
 
   void compute_partition(const Item& item, int64_t partition, const RowStates& states) {
-    clear(item.num_rows, stride_, states);
-    std::memset(lane_sums_, 0, item.num_rows * kLanes * sizeof(float));
     const int64_t begin = std::max<int64_t>(item.first_seen, partition * kPartitionKeys);
     const int64_t end = std::min<int64_t>(item.last_seen, (partition + 1) * kPartitionKeys);
-    for (int64_t tile = begin / kTileKeys * kTileKeys; tile < end; tile += kTileKeys) {
-      std::swap(rows_, ahead_);
-      look_ahead(item, tile);
-      compute_tile(item, tile, std::max(begin, tile), std::min(end, tile + kTileKeys), states);
+    if constexpr (kTiled<Word>) {
+      compute_in_tiles(item, partition * kPartitionKeys, begin, end, states);
+    } else {
+      clear(item.num_rows, stride_, states);
+      std::memset(lane_sums_, 0, item.num_rows * kLanes * sizeof(float));
+      for (int64_t tile = begin / kTileKeys * kTileKeys; tile < end; tile += kTileKeys) {
+        look_ahead(item, tile);
+        compute_tile(item, tile, std::max(begin, tile), std::min(end, tile + kTileKeys), states);
+      }
+      for (int r = 0; r < item.num_rows; r++) states.sum[r] = sum(load(lane_sums_ + r * kLanes));
     }
-    for (int r = 0; r < item.num_rows; r++) states.sum[r] = sum(load(lane_sums_ + r * kLanes));
   }
 
-  // The tile to fetch while this one is at work: the item's next, or the first of the item that probably comes next.
+  // Keys [begin, end) of the partition that begins at `origin`.
+  void compute_in_tiles(const Item& item, int64_t origin, int64_t begin, int64_t end, const RowStates& states) {
+    for (int r = 0; r < item.num_rows; r++) views_[r].look_at(origin, kPartitionKeys, lengths_.window);
+    const Word* const few = item.num_rows <= kFewRows ? narrow_query_ : nullptr;
+    const typename Partition<Word>::Rows rows = {item.num_rows, query_, few, views_, slopes_, origin};
+    for (int64_t tile = begin / kTileKeys * kTileKeys; tile < end; tile += kTileKeys) {
+      look_ahead(item, tile);
+      Fetcher<T> fetcher(*ahead_, key_size_, value_size_);
+      const Columns seen = columns_of(std::max(begin, tile) - tile, std::min(end, tile + kTileKeys) - tile, 2);
+      partition_.take(rows, *rows_, static_cast<int>(tile - origin) / kTileKeys, seen, fetcher);
+    }
+    partition_.compute(rows, states);
+  }
+
+  // Turns to this tile and finds the one to fetch while it is at work: the item's next, or the first of the item that
+  // probably comes next.
   void look_ahead(const Item& item, int64_t tile) {
+    std::swap(rows_, ahead_);
     if (tile + kTileKeys < item.last_key()) {
       cache_.find_rows(item, tile + kTileKeys, zeros_, *ahead_);
     } else if (next_ != nullptr) {
@@ -197,42 +209,42 @@ class Attention {
 
   // Columns of keys that lie in [begin, end), counted from the tile's first.
   void compute_tile(const Item& item, int64_t tile, int64_t begin, int64_t end, const RowStates& states) {
-    for (int r = 0; r < item.num_rows; r++) views_[r].look_at(tile, lengths_.window);
+    for (int r = 0; r < item.num_rows; r++) views_[r].look_at(tile, kTileKeys, lengths_.window);
     Fetcher<T> fetcher(*ahead_, key_size_, value_size_);
-    if (item.num_rows <= kFewRows) {
+    if (item.num_rows <= kNarrowRows) {
       compute_narrow(item.num_rows, tile, fetcher, states);
       fetcher.rest();
       return;
     }
-    const Columns seen = columns_of(begin - tile, end - tile, kColumnStep);
-    pack_keys<Word>(rows_->keys(), key_size_, num_words_, seen.begin, seen.end, fetcher, keys_);
-    pack_values<Word>(rows_->values(), value_size_, seen.begin, seen.end, fetcher, values_, stride_);
+    const Columns seen = columns_of(begin - tile, end - tile, 1);
+    pack_keys<Word>(rows_->keys(), key_size_, num_words_, seen.begin, seen.end, fetcher, keys_, kTileKeys, kLanes);
+    pack_values<Word>(rows_->values(), value_size_, seen.begin, seen.end, fetcher, values_, stride_, stride_, kLanes);
     fetcher.rest();
-    const int num_blocks = (item.num_rows + kMaxRows - 1) / kMaxRows;
-    const auto block_begin = [&](int block) {
-      return kTiled<Word> ? std::min(item.num_rows, block * kMaxRows) : item.num_rows * block / num_blocks;
-    };
-    for (int block = 0; block < num_blocks; block++)
-      compute_block(block_begin(block), block_begin(block + 1) - block_begin(block), tile, states);
+    const int num_blocks = (item.num_rows + kBlockRows - 1) / kBlockRows;
+    for (int block = 0; block < num_blocks; block++) {
+      const int row = item.num_rows * block / num_blocks;
+      compute_block(row, item.num_rows * (block + 1) / num_blocks - row, tile, states);
+    }
   }
 
   // The columns of keys that some of the rows see, which are in ascending order of position.
   Columns seen_by(int row, int num_rows) const {
-    return columns_of(views_[row].first, views_[row + num_rows - 1].last, kColumnStep);
+    return columns_of(views_[row].first, views_[row + num_rows - 1].last, 1);
   }
 
   void weigh(int row, int num_rows, Columns keys, int64_t tile, const RowStates& states, float* alpha) {
     const RowView &oldest = views_[row], &newest = views_[row + num_rows - 1];
     const bool masked = newest.first > keys.begin * kLanes || oldest.last < keys.end * kLanes;
-    softmax(Block{num_rows, keys.begin, keys.end, masked, tile, views_ + row, op_.tensor[8] ? slopes_ + row : nullptr,
-                  scores_, states.largest + row, lane_sums_ + row * kLanes, alpha},
+    const float* const slopes = slopes_ == nullptr ? nullptr : slopes_ + row;
+    softmax(Block{num_rows, keys.begin, keys.end, masked, tile, views_ + row, slopes, scores_, states.largest + row,
+                  lane_sums_ + row * kLanes, alpha},
             softcap_, weights_);
   }
 
   void compute_block(int row, int num_rows, int64_t tile, const RowStates& states) {
     const Columns keys = seen_by(row, num_rows);
     if (keys.begin >= keys.end) return;
-    float alpha[kMaxRows];
+    float alpha[kBlockRows];
     score(num_rows, query_ + row * num_words_, num_words_, keys_, keys.begin, keys.end, scale_, scores_);
     weigh(row, num_rows, keys, tile, states, alpha);
     add_values(num_rows, weights_, values_, stride_, keys.begin, keys.end, alpha, states.acc + row * stride_);
@@ -241,22 +253,12 @@ class Attention {
   // Rows that are too few to make packing worth while.
   void compute_narrow(int num_rows, int64_t tile, Fetcher<T>& fetcher, const RowStates& states) {
     const Columns keys = seen_by(0, num_rows);
-    float alpha[kFewRows];
-    if constexpr (kTiled<Word>) {
-      score_few(num_rows, narrow_query_, num_words_, rows_->keys(), key_size_, keys.begin, keys.end, scale_, fetcher,
-                keys_, scores_);
-    } else {
-      score_narrow(num_rows, narrow_query_, rows_->keys(), key_size_, keys.begin, keys.end, scale_, fetcher, scores_);
-    }
+    float alpha[kNarrowRows];
+    score_narrow(num_rows, narrow_query_, rows_->keys(), key_size_, keys.begin, keys.end, scale_, fetcher, scores_);
     fetcher.at_softmax();
     weigh(0, num_rows, keys, tile, states, alpha);
-    if constexpr (kTiled<Word>) {
-      pack_values<Word>(rows_->values(), value_size_, keys.begin, keys.end, fetcher, values_, stride_);
-      add_values(num_rows, weights_, values_, stride_, keys.begin, keys.end, alpha, states.acc);
-    } else {
-      add_values_narrow(num_rows, weights_, rows_->values(), value_size_, stride_, keys.begin, keys.end, alpha,
-                        fetcher, states.acc);
-    }
+    add_values_narrow(num_rows, weights_, rows_->values(), value_size_, stride_, keys.begin, keys.end, alpha, fetcher,
+                      states.acc);
   }
 
   const Op& op_;
@@ -267,9 +269,11 @@ class Attention {
   const int64_t num_words_;  // in a key
   const int64_t stride_;     // of values and results
   const Output output_;
-  float scale_, softcap_;
+  // In units of ln 2, so that weights are powers of two.
+  const float scale_, softcap_;
 
   Arena arena_;
+  Partition<Word> partition_;
   TileRows<T> tiles_[2];
   TileRows<T> *rows_ = &tiles_[0], *ahead_ = &tiles_[1];
   T* zeros_;

@@ -13,6 +13,13 @@ constexpr int kNarrowRows = 8;
 constexpr int kNarrowRows = 1;
 #endif
 
+// out[word][row] of rows of queries, `width` words from one to the next.
+template <class Word>
+void turn(const Word* query, int num_rows, int64_t num_words, Word* out, int width) {
+  for (int r = 0; r < num_rows; r++)
+    for (int64_t i = 0; i < num_words; i++) out[i * width + r] = query[r * num_words + i];
+}
+
 // Columns at a time: as many as leave registers for the words of sixteen keys, or of a step of values.
 template <int M>
 constexpr int kKeyColumns = M <= 4 && kBlockColumns > 1 ? 2 : 1;

@@ -7,7 +7,7 @@ namespace transfuse::attention {
 namespace {
 
 // A multiple of the rows of a product's block, large enough that packing a tile of keys is a small share of the work.
-constexpr int64_t kTileRows = 144;
+constexpr int64_t kTileRows = 288;
 // Packing and fetching a tile of keys takes about as long as the products of so many rows with it.
 constexpr int64_t kPackingRows = 12;
 // So many items for each thread leave the last one to finish little to do alone.

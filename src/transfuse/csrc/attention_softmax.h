@@ -18,16 +18,22 @@ struct RowStates {
   float* acc;      // [rows][stride]
 };
 
-// A row's query position and the keys of the tile, counted from its first, that it sees.
+// Number `index` of those of `rows` rows each that lie one behind the other from `base` on.
+inline RowStates states_at(float* base, int64_t index, int64_t rows, int64_t stride) {
+  base += index * rows * (stride + 2);
+  return {base, base + rows, base + 2 * rows};
+}
+
+// A row's query position and the keys that it sees of a tile or a partition, counted from its first.
 struct RowView {
   int64_t position;
   int32_t first, last;
 
-  // Turns to the tile whose first key has this position; a window of 0 shows all keys up to the query.
-  void look_at(int64_t tile, int64_t window) {
-    const int64_t oldest = window > 0 ? position - window + 1 - tile : 0;
-    first = static_cast<int32_t>(std::clamp<int64_t>(oldest, 0, kTileKeys));
-    last = static_cast<int32_t>(std::clamp<int64_t>(position + 1 - tile, 0, kTileKeys));
+  // Turns to so many keys, the first of them at `origin`; a window of 0 shows all keys up to the query.
+  void look_at(int64_t origin, int64_t num_keys, int64_t window) {
+    const int64_t oldest = window > 0 ? position - window + 1 - origin : 0;
+    first = static_cast<int32_t>(std::clamp<int64_t>(oldest, 0, num_keys));
+    last = static_cast<int32_t>(std::clamp<int64_t>(position + 1 - origin, 0, num_keys));
   }
 };
 
@@ -132,18 +138,22 @@ void softmax(const Block& block, float softcap, Word* weights) {
 
 // Adds to `total` what softmax gave over other keys. With keys that no row sees, `total` stays as it was, to the bit.
 inline void merge(int num_rows, int64_t stride, const RowStates& total, const RowStates& other) {
-  for (int m = 0; m < num_rows; m++) {
-    const float now = other.largest[m] > total.largest[m] ? other.largest[m] : total.largest[m];
-    f32x16 change = f32x16{};
-    change[0] = total.largest[m] - now;
-    change[1] = other.largest[m] - now;
-    const f32x16 factor = exp2(change);
-    const f32x16 keep = broadcast(factor[0]), add = broadcast(factor[1]);
-    total.largest[m] = now;
-    total.sum[m] = total.sum[m] * factor[0] + other.sum[m] * factor[1];
-    for (int64_t i = 0; i < stride; i += kLanes) {
-      float* to = total.acc + m * stride + i;
-      store(to, fma(load(other.acc + m * stride + i), add, load(to) * keep));
+  for (int first = 0; first < num_rows; first += kLanes) {
+    const int count = std::min(num_rows - first, kLanes);
+    const f32x16 before = load_part(total.largest + first, count), added = load_part(other.largest + first, count);
+    const f32x16 now = select(added > before, added, before);
+    const f32x16 keep = exp2(before - now), add = exp2(added - now);
+    store_part(total.largest + first, now, count);
+    store_part(total.sum + first,
+               load_part(total.sum + first, count) * keep + load_part(other.sum + first, count) * add, count);
+    float keeps[kLanes], adds[kLanes];
+    store(keeps, keep);
+    store(adds, add);
+    for (int m = 0; m < count; m++) {
+      float* const to = total.acc + (first + m) * stride;
+      const float* const from = other.acc + (first + m) * stride;
+      for (int64_t i = 0; i < stride; i += kLanes)
+        store(to + i, fma(load(from + i), broadcast(adds[m]), load(to + i) * broadcast(keeps[m])));
     }
   }
 }

@@ -63,37 +63,38 @@ TF_INLINE void load_values(const T* const* rows, int64_t i, int64_t size, f32x16
 }
 
 // out[word][key] of 64 keys, `all_words` words of their first `size` numbers, zeros behind these; keys of columns
-// [begin, end) only.
+// [begin, end) only. `word_stride` and `column_stride` are the words from one to the next.
 template <class Word, class T>
 void pack_keys(const T* const* rows, int64_t size, int64_t all_words, int begin, int end, Fetcher<T>& fetcher,
-               Word* out) {
+               Word* out, int64_t word_stride, int64_t column_stride) {
   constexpr int64_t step = kLanes * kWidth<Word>;
   for (int column = begin; column < end; column++) {
     for (int64_t i = 0; i < size; i += step) {
       fetcher.at_keys();
       f32x16 words[kLanes];
       load_keys<Word>(rows + column * kLanes, i, size, words);
-      Word* to = out + i / kWidth<Word> * kTileKeys + column * kLanes;
+      Word* to = out + i / kWidth<Word> * word_stride + column * column_stride;
       const int64_t num_words = all_words - i / kWidth<Word>;
 #pragma GCC unroll 16
       for (int k = 0; k < kLanes; k++)
-        if (k < num_words) std::memcpy(to + k * kTileKeys, &words[k], sizeof words[k]);
+        if (k < num_words) std::memcpy(to + k * word_stride, &words[k], sizeof words[k]);
     }
   }
 }
 
-// out[position words][number]: rows of `stride` words; numbers from `size` on are 0.
+// out[position words][number] of `all` numbers; those from `size` on are 0. `word_stride` and `column_stride` are the
+// words from one position, and from sixteen numbers, to the next.
 template <class Word, class T>
-void pack_values(const T* const* rows, int64_t size, int begin, int end, Fetcher<T>& fetcher, Word* out,
-                 int64_t stride) {
+void pack_values(const T* const* rows, int64_t size, int begin, int end, Fetcher<T>& fetcher, Word* out, int64_t all,
+                 int64_t word_stride, int64_t column_stride) {
   for (int k = begin * kLanes; k < end * kLanes; k += kWidth<Word>) {
     if (k % 2 == 0) fetcher.at_values();
-    for (int64_t i = 0; i < stride; i += kLanes * kWidth<Word>) {
+    for (int64_t i = 0; i < all; i += kLanes * kWidth<Word>) {
       f32x16 words[kWidth<Word>];
       load_values<Word>(rows + k, i, size, words);
-      Word* to = out + k / kWidth<Word> * stride + i;
+      Word* to = out + k / kWidth<Word> * word_stride + i / kLanes * column_stride;
 #pragma GCC unroll 2
-      for (int n = 0; n < kWidth<Word>; n++) std::memcpy(to + n * kLanes, &words[n], sizeof words[n]);
+      for (int n = 0; n < kWidth<Word>; n++) std::memcpy(to + n * column_stride, &words[n], sizeof words[n]);
     }
   }
 }
