@@ -147,6 +147,35 @@ def test_preempted_requests_go_on_where_they_were(make_llm: Callable[..., LLM]) 
     check_all(answer.outputs, check)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_to_a_prompt_found_in_the_cache_are_the_same_and_hold(make_llm: Callable[..., LLM], kind: str) -> None:
+    params, check = KINDS[kind]
+    prompt = {"prompt_token_ids": PROMPT["prompt_token_ids"] * 6}
+    llm = make_llm(model_impl="plain", kv_cache_memory_bytes=2**25)
+    sampling = SamplingParams(max_tokens=200, seed=5, n=3, structured_outputs=params)
+    first, second = (llm.generate(prompt, sampling, use_tqdm=False)[0] for _ in range(2))
+    assert second.num_cached_tokens >= 32
+    assert [one.text for one in first.outputs] == [one.text for one in second.outputs]
+    check_all(second.outputs, check)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_character_that_the_prompt_leaves_unfinished_is_no_part_of_the_answer(llm: LLM, kind: str) -> None:
+    params, check = KINDS[kind]
+    start = llm.get_tokenizer().encode("🙂", add_special_tokens=False)[:-1]
+    assert llm.get_tokenizer().decode(start).endswith("\N{REPLACEMENT CHARACTER}")
+    for end in (start, start * 3):
+        prompt = {"prompt_token_ids": [*PROMPT["prompt_token_ids"], *end]}
+        sampling = SamplingParams(max_tokens=200, seed=5, n=3, structured_outputs=params)
+        check_all(llm.generate(prompt, sampling, use_tqdm=False)[0].outputs, check)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_words_and_min_tokens_and_a_stop_that_never_comes_leave_it_whole(llm: LLM, kind: str) -> None:
+    params, check = KINDS[kind]
+    check_all(run(llm, params, n=3, min_tokens=2, bad_words=["zzz", "ye"], stop=["no such text"]), check)
+
+
 def test_what_cannot_be_had_is_refused_before_anything_runs(llm: LLM) -> None:
     for params, match in [
         (StructuredOutputsParams(json={"type": "array", "uniqueItems": True}), "not supported.*uniqueItems"),

@@ -200,6 +200,7 @@ class Front:
             stop=params.stop_strings,
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
+            stands_alone=params.structured_outputs is not None,
         )
 
     def _hidden_tokens(self, params: SamplingParams) -> frozenset[int]:

@@ -30,13 +30,14 @@ class TokenDecoder:
     The text equals the decoding of all tokens at once, less that of the prompt, wherever that decoding only ever grows.
     It does not where a SentencePiece byte fallback meets an invalid byte: decoded at once, that byte spoils the valid
     characters before it as well; here they stay as they were. A character that the prompt leaves unfinished is part of
-    the text, as are up to three U+FFFD of a prompt that ends in invalid bytes.
+    the text, as are up to three U+FFFD of a prompt that ends in invalid bytes; but not of a text that `stands_alone`.
 
     Args:
         tokenizer: whose decoder is used.
         prompt_token_ids: what comes before the first token; only its end is looked at.
         skip_special_tokens: leave special tokens out.
         hidden: ids that are left out in any case.
+        stands_alone: the text is one by itself, as one that is held to a grammar from its first token.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class TokenDecoder:
         *,
         skip_special_tokens: bool,
         hidden: frozenset[int] = frozenset(),
+        stands_alone: bool = False,
     ) -> None:
         self._tokenizer, self._skip_special_tokens, self._hidden = tokenizer, skip_special_tokens, hidden
         self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
@@ -55,7 +57,16 @@ class TokenDecoder:
         # The end may be all special tokens, or bytes of a fallback that are no text when cut within a character.
         while size < len(prompt_token_ids) and self._decode(prompt_token_ids[-size:])[-1:] in ("", _REPLACEMENT):
             size *= 2
-        self._start(list(prompt_token_ids[-size:]))
+        context = list(prompt_token_ids[-size:])
+        if stands_alone:
+            context = self._without_unfinished_end(context)
+        self._start(context)
+
+    def _without_unfinished_end(self, token_ids: list[int]) -> list[int]:
+        for num_kept in range(len(token_ids), max(len(token_ids) - 4, 0), -1):
+            if not self._decode(token_ids[:num_kept]).endswith(_REPLACEMENT):
+                return token_ids[:num_kept]
+        return []
 
     def _start(self, token_ids: list[int]) -> int:
         """Starts a stream after tokens whose text is out but for an unfinished end; returns the length of that."""
@@ -127,6 +138,7 @@ class IncrementalDetokenizer:
         stop: strings that end the text.
         include_stop: whether the stop string is part of the text.
         min_tokens: tokens in which stop strings do not count.
+        stands_alone: whether a character that the prompt leaves unfinished is no part of the text.
     """
 
     def __init__(
@@ -139,9 +151,14 @@ class IncrementalDetokenizer:
         stop: tuple[str, ...] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
+        stands_alone: bool = False,
     ) -> None:
         self._decoder = TokenDecoder(
-            tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens, hidden=hidden
+            tokenizer,
+            prompt_token_ids,
+            skip_special_tokens=skip_special_tokens,
+            hidden=hidden,
+            stands_alone=stands_alone,
         )
         self._matcher = StopStringMatcher(stop) if stop else None
         self._include_stop = include_stop

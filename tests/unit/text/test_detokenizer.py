@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -404,3 +405,15 @@ def test_a_stop_string_may_be_completed_by_the_flush() -> None:
 def test_the_front_needs_neither_torch_nor_transformers() -> None:
     code = "import sys, transfuse.text.detokenizer; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+@pytest.mark.parametrize("num_bytes", [1, 2, 3])
+@pytest.mark.parametrize("before", [b"", b"ab", b"ab\xff\xff\xff\xff\xff"])
+def test_a_text_that_stands_alone_has_nothing_of_an_unfinished_character(
+    make: Callable[[], Tokenizer], num_bytes: int, before: bytes
+) -> None:
+    prompt = [*before, *"😀".encode()[:num_bytes]]
+    decoder = TokenDecoder(make(), prompt, skip_special_tokens=True, stands_alone=True)
+    text = [decoder.append(token) for token in b"{1}"]
+    assert "".join(text) + decoder.flush() == "{1}"
