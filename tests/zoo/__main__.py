@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("names", nargs="*", metavar="NAME", help="model types; none: all that can be fused")
     command.set_defaults(run=_programs)
     command = commands.add_parser("served", help="print docs/supported-models.md: how each type is served")
-    command.add_argument("names", nargs="*", metavar="NAME", help="model types or type:variant; none: all types")
+    command.add_argument("names", nargs="*", metavar="NAME", help="model types or type:variant; none: all")
     command.add_argument("--processes", type=int, default=2)
     command.add_argument("--rows", type=Path, metavar="FILE", help="write the rows as lines of JSON, too")
     command.set_defaults(run=_served)
@@ -102,7 +102,7 @@ def _programs(args: argparse.Namespace) -> int:
 
 def _served(args: argparse.Namespace) -> int:
     rows = []
-    for row in all_served(args.names or MODEL_TYPES, args.processes):
+    for row in all_served(args.names or [*MODEL_TYPES, *VARIANT_NAMES], args.processes):
         rows.append(row)
         print(f"{row.name}: {row.implementation or row.reason}, {row.scenarios}", file=sys.stderr, flush=True)
     if args.rows:

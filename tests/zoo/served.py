@@ -41,7 +41,8 @@ of each type that Transformers has for causal language modelling is saved, and s
 that a small cache forces (the last three mean nothing where the model's own `generate` serves). *Linears*: calls of
 linear layers that run in fused ops, of all. *Kernels*: the target of the compiled kernels, or why torch's serve;
 what each program leaves to torch is in `tests/unit/engine/program_types.txt`. *Cache*: what the layers keep, by
-kind. What is fused: [fusion-zoo.md](fusion-zoo.md).
+kind. What is fused: [fusion-zoo.md](fusion-zoo.md). Variants, other faces of a type by other settings of its config,
+have a table of their own.
 
 `python -m tests.zoo watch VERSION` does the same with another version of Transformers, in an environment of its
 own, and tells what changes.
@@ -61,6 +62,8 @@ class Served:
         caches: kinds of what layers keep.
         prefix_caching: whether equal prefixes are shared.
         scenarios: by name, `yes`, or what went wrong.
+        whole_texts: whether prompts are computed whole for the sake of exactness, though it is not the original that
+            runs.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Served:
     caches: Sequence[str] = ()
     prefix_caching: bool = False
     scenarios: dict[str, str] = field(default_factory=dict)
+    whole_texts: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -97,14 +101,16 @@ def _run(name: str, folder: Path, prompts: Sequence[Tokens], expected: Sequence[
     settings = {"cache_dir": folder.parent, "kv_cache_memory_bytes": CACHE_BYTES}
     try:
         with LLM(folder, dtype="float32", show_progress=False, **settings) as llm:
-            summary, groups = llm.summary(), llm._built.core.engine._runner.groups
+            summary, runner = llm.summary(), llm._built.core.engine.runner
     except Exception as error:
         return Served(name, "", f"does not start: {_first_line(error)}")
     by_itself = summary["implementation"] == "original"
-    caches = ("its own",) if by_itself else tuple(dict.fromkeys(_cache(group.kind, group.window) for group in groups))
+    caches = (
+        ("its own",) if by_itself else tuple(dict.fromkeys(_cache(group.kind, group.window) for group in runner.groups))
+    )
     linears = "" if summary["num_linears"] is None else f"{summary['num_fused_linears']}/{summary['num_linears']}"
     scenarios = {}
-    for scenario in _scenarios(folder, by_itself=by_itself, has_blocks=bool(groups)):
+    for scenario in _scenarios(folder, by_itself=by_itself, has_blocks=bool(runner.groups)):
         try:
             found = outcome(folder, scenario, prompts, expected, **settings)
             scenarios[scenario.name] = _verdict(scenario, found)
@@ -119,6 +125,7 @@ def _run(name: str, folder: Path, prompts: Sequence[Tokens], expected: Sequence[
         caches,
         summary["prefix_caching"],
         scenarios,
+        not by_itself and not runner.supports_chunks,
     )
 
 
@@ -176,18 +183,24 @@ def read_rows(file: Path) -> dict[str, Served]:
 
 def page(rows: Sequence[Served]) -> str:
     """docs/supported-models.md."""
+    types, variants = ([row for row in rows if (":" in row.name) is is_variant] for is_variant in (False, True))
+    parts = [HEAD, *_table(types, "types")]
+    if variants:
+        parts += ["\n## Variants\n", *_table(variants, "variants")]
+    return "\n".join(parts) + "\n"
+
+
+def _table(rows: Sequence[Served], what: str) -> list[str]:
     running = [row for row in rows if row.implementation]
     counts = {name: sum(row.implementation == name for row in running) for name in ("fused", "plain", "original")}
     exact = sum(row.is_exact for row in running)
-    lines = [
-        HEAD,
-        f"Of {len(rows)} types {len(running)} run: {counts['fused']} `fused`, {counts['plain']} `plain`, "
+    return [
+        f"Of {len(rows)} {what} {len(running)} run: {counts['fused']} `fused`, {counts['plain']} `plain`, "
         f"{counts['original']} `original`. Exact in every way that applies: {exact}.\n",
         "| type | runs | linears | kernels | cache | prefix caching | exact | what is missing, and why |",
         "|---|---|---|---|---|---|---|---|",
         *map(_line, rows),
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _line(row: Served) -> str:
@@ -195,7 +208,7 @@ def _line(row: Served) -> str:
         return f"| {row.name} | none | | | | | | {_cell(row.reason)} |"
     wrong = [f"{COLUMNS[name]}: {_cell(text)}" for name, text in row.scenarios.items() if text != "yes"]
     ways = "yes" if not wrong else "; ".join(wrong)
-    why = "" if row.implementation == "fused" else _cell(row.reason)
+    why = _cell(row.reason) if row.whole_texts or row.implementation != "fused" else ""
     prefix = "yes" if row.prefix_caching else "no"
     kernels = _cell(row.kernels) if row.implementation == "fused" else ""
     return (

@@ -49,6 +49,15 @@ def test_the_page_tells_what_is_missing() -> None:
     assert "| llama | fused | 15/15 | avx2 | full | yes | yes |  |" in text
     assert "| packed: 1 of 9 differ | no \\| ragged batch |" in text
     assert "| blt | none | | | | | | does not run |" in text
+    assert "## Variants" not in text
+
+
+def test_variants_have_a_table_of_their_own_and_whole_texts_a_reason() -> None:
+    whole = replace(ROW, name="doge:moe", reason="only whole", whole_texts=True)
+    types, _, variants = page([ROW, whole]).partition("## Variants")
+    assert "Of 1 types 1 run: 1 `fused`" in types and "doge:moe" not in types
+    assert "Of 1 variants 1 run: 1 `fused`" in variants
+    assert "| doge:moe | fused | 15/15 | avx2 | full | yes | yes | only whole |" in variants
 
 
 def test_changes_are_told_by_type() -> None:
