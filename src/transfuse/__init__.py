@@ -25,8 +25,18 @@ from transfuse.errors import (
     TransfuseError,
     UnsupportedModelError,
     WeightsError,
+    WrongTaskError,
 )
-from transfuse.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from transfuse.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from transfuse.sampling_params import SamplingParams
 from transfuse.structured_outputs import StructuredOutputsParams
 
@@ -45,6 +55,8 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "DownloadError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineClosedError",
     "EngineDeadError",
     "EngineError",
@@ -60,11 +72,14 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SamplingParamsError",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsError",
     "StructuredOutputsParams",
     "TransfuseError",
     "UnsupportedModelError",
     "WeightsError",
+    "WrongTaskError",
     "__version__",
     "fuse",
     "unfuse",

@@ -11,6 +11,7 @@ from transfuse.errors import ConfigError
 MODEL_IMPLS = ("auto", "fused", "plain", "original")
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 POLICIES = ("fcfs", "priority")
+RUNNERS = ("auto", "generate", "pooling")
 
 # vLLM's name for "let the Transformers code run", so that commands written for it run unchanged.
 MODEL_IMPL_ALIASES = {"transformers": "auto"}
@@ -23,6 +24,8 @@ class ModelConfig:
     Attributes:
         model: folder, hub id or `.gguf` file; None for the default model.
         tokenizer: folder or hub id of another tokenizer; None for the model's own.
+        runner: `generate` to continue texts, `pooling` to make vectors or scores of them, `auto` for what the model's
+            files say.
         model_impl: `auto`, `fused`, `plain` or `original`.
         dtype: dtype of weights and activations; `auto` takes the checkpoint's.
         trust_remote_code: whether a folder's own Python code may run.
@@ -35,6 +38,7 @@ class ModelConfig:
 
     model: str | None = None
     tokenizer: str | None = None
+    runner: str = "auto"
     model_impl: str = "auto"
     dtype: str = "auto"
     trust_remote_code: bool = False
@@ -44,6 +48,7 @@ class ModelConfig:
     use_stored_program: bool = True
 
     def __post_init__(self) -> None:
+        _check_choice("runner", self.runner, RUNNERS)
         _check_choice("model_impl", self.model_impl, MODEL_IMPLS)
         _check_choice("dtype", self.dtype, DTYPES)
 
@@ -194,6 +199,7 @@ def engine_config(
     model: str | os.PathLike[str] | None = None,
     *,
     tokenizer: str | None = None,
+    runner: str = "auto",
     model_impl: str = "auto",
     dtype: str = "auto",
     max_model_len: int | None = None,
@@ -221,6 +227,7 @@ def engine_config(
         model=ModelConfig(
             model=None if model is None else os.fspath(model),
             tokenizer=tokenizer,
+            runner=runner,
             model_impl=MODEL_IMPL_ALIASES.get(model_impl, model_impl),
             dtype=dtype,
             trust_remote_code=trust_remote_code,

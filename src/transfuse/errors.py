@@ -6,7 +6,8 @@
     │   ├── SamplingParamsError     a sampling field is out of its range
     │   ├── StructuredOutputsError  a schema, expression or grammar is none, is not supported, or exceeds a limit
     │   ├── PromptError             the prompt is empty, of the wrong kind, or holds ids outside the vocabulary
-    │   └── CapacityError           the request can never fit, however long it waits
+    │   ├── CapacityError           the request can never fit, however long it waits
+    │   └── WrongTaskError          the model does something else: it embeds texts, say, and is asked to go on with one
     ├── ModelError
     │   ├── ModelNotFoundError      no such folder, file or hub id
     │   ├── DownloadError           the default model could not be fetched or failed its checksum
@@ -67,6 +68,10 @@ class PromptError(RequestError):
 
 class CapacityError(RequestError):
     """The request can never fit in the model's length or in the cache, however long it waits."""
+
+
+class WrongTaskError(RequestError):
+    """The model does something else than what is asked of it; the message says what it does."""
 
 
 class ModelError(TransfuseError):

@@ -16,12 +16,16 @@ from tqdm import tqdm
 from transfuse.config import engine_config, shorten_thread_waits
 from transfuse.errors import EngineClosedError, EngineError, RequestError
 from transfuse.explanation import Implementation
+from transfuse.front.tasks import task_of, wrong_task
 from transfuse.models.resolve import resolve_model
-from transfuse.outputs import RequestOutput
+from transfuse.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from transfuse.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from transfuse.front.front import Front
+    from transfuse.front.pooling import PoolingFront
     from transfuse.front.prompts import Prompt
+    from transfuse.front.texts import ReadText
     from transfuse.fusion.plan import FusionPlan
     from transfuse.text.tokenizer import Tokenizer
 
@@ -34,6 +38,8 @@ class LLM:
     Args:
         model: folder, hub id or `.gguf` file; None fetches a small default model once.
         tokenizer: folder or hub id of another tokenizer than the model's own.
+        runner: `generate` to continue texts, `pooling` to make embeddings or scores of them, `auto` for what the
+            model's files say.
         model_impl: `auto` takes the best implementation that is proved right; `fused`, `plain` and `original` insist.
         dtype: of weights and activations: `auto` (the checkpoint's), `bfloat16`, `float32`, `float16`.
         max_model_len: most tokens of a request, prompt and output; None takes the model's limit, or what fits.
@@ -63,6 +69,7 @@ class LLM:
         model: str | os.PathLike[str] | None = None,
         *,
         tokenizer: str | None = None,
+        runner: str = "auto",
         model_impl: str = "auto",
         dtype: str = "auto",
         max_model_len: int | None = None,
@@ -85,6 +92,7 @@ class LLM:
         config = engine_config(
             model,
             tokenizer=tokenizer,
+            runner=runner,
             model_impl=model_impl,
             dtype=dtype,
             max_model_len=max_model_len,
@@ -111,20 +119,47 @@ class LLM:
             trust_remote_code=trust_remote_code,
         )
         shorten_thread_waits()
-        from transfuse.engine.build import build_engine
+        from transfuse.engine.build import build_any
+        from transfuse.engine.core import EngineCore
         from transfuse.front.front import Front
+        from transfuse.front.pooling import PoolingFront
 
-        self._built = build_engine(config, source, show_progress=show_progress)
+        self._built = build_any(config, source, show_progress=show_progress)
         # What exists now lives as long as the engine: looking through it for garbage would take 1% of every step.
         gc.collect()
         gc.freeze()
-        self._front = Front(self._built.core, self._built.tokenizer, self._built.limits, seed)
-        self._front.implementation = Implementation.of(self.summary())
+        core, limits = self._built.core, self._built.limits
+        # One of the two is there, as the model does.
+        self._generating: Front | None = None
+        self._pooling: PoolingFront | None = None
+        if isinstance(core, EngineCore):
+            self._generating = Front(core, self._built.tokenizer, limits, seed)
+            self._generating.implementation = Implementation.of(self.summary())
+            self._check_grammar = core.check_grammar
+        else:
+            self._pooling = PoolingFront(core, self._built.tokenizer, limits)
         self._closed = False
         # The engine is synchronous: other threads wait for their turn, and the thread whose turn it is must not wait
         # for itself.
         self._turn = threading.Lock()
         self._turn_of: int | None = None
+
+    @property
+    def _front(self) -> Front:
+        if self._generating is None:
+            raise wrong_task(self._built.limits, "to generate text")
+        return self._generating
+
+    @property
+    def _pooling_front(self) -> PoolingFront:
+        if self._pooling is None:
+            raise wrong_task(self._built.limits, "to embed or to score texts")
+        return self._pooling
+
+    @property
+    def task(self) -> str:
+        """What the model does: `generate`, `embed` or `score`."""
+        return task_of(self._built.limits)
 
     @property
     def model_impl(self) -> str:
@@ -253,14 +288,96 @@ class LLM:
         """Continue one conversation and yield the answer so far after every step; see `stream` and `chat`."""
         return self.stream(self._chat_prompt(messages, True, chat_template_kwargs), sampling_params)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Make vectors of texts.
+
+        Args:
+            prompts: one or a list of: text, `{"prompt": text}`, `{"prompt_token_ids": [ids]}`.
+            use_tqdm: whether to show progress on stderr.
+            truncate_prompt_tokens: tokens that are kept of what is longer, -1 for as many as the model takes; None to
+                refuse it.
+            dimensions: numbers that vectors are cut to, where the model's config declares that they may be.
+            prompt_name: which of the model's own prompts is put before a text; None for its default, if it has one.
+
+        Returns:
+            A vector for each text, in order, as `outputs.embedding`. One whose computation failed carries `error`.
+
+        Raises:
+            RequestError: a text can never be served, or the model makes no vectors; nothing was started.
+        """
+        items: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        front = self._pooling_front
+        with self._exclusive():
+            front.texts.check_dimensions(dimensions)
+            texts = []
+            for index, prompt in enumerate(items):
+                with _naming_prompt(index, len(items)):
+                    texts.append(front.texts.read(prompt, prompt_name=prompt_name, truncate=truncate_prompt_tokens))
+            return self._pool(texts, use_tqdm, dimensions)
+
+    def score(
+        self,
+        query: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Say how well documents answer a query: by a classifier that reads both, or by comparing their vectors.
+
+        Args:
+            query: one for all documents, or one for each. A model with prompts named `query` and `document` gets them.
+            documents: one or several.
+            use_tqdm: whether to show progress on stderr.
+            truncate_prompt_tokens: see `embed`.
+
+        Returns:
+            A score for each document, in order, as `outputs.score`.
+
+        Raises:
+            RequestError: a text can never be served, or the model does not score; nothing was started.
+        """
+        from transfuse.front.pooling import Scoring
+        from transfuse.front.texts import pair_up
+
+        queries, others = ([value] if isinstance(value, str) else list(value) for value in (query, documents))
+        front = self._pooling_front
+        with self._exclusive():
+            scoring = Scoring(front.texts, queries, others, pair_up(queries, others), truncate_prompt_tokens)
+            return scoring.results(self._pool(scoring.needed, use_tqdm))
+
+    def _pool(
+        self, texts: Sequence[ReadText], use_tqdm: bool, dimensions: int | None = None
+    ) -> list[EmbeddingRequestOutput]:
+        front, arrival = self._pooling_front, _now()
+        try:
+            outputs = [front.submit(text, dimensions=dimensions, arrival_time=arrival) for text in texts]
+            with tqdm(total=len(outputs), desc="Processed texts", disable=not use_tqdm) as bar:
+                while front.num_unfinished:
+                    bar.update(len(front.take(self._built.core.step().updates)))
+        finally:
+            # Also where the caller interrupts: nothing of this call may run on in the next.
+            front.abort_all()
+        return outputs
+
     def _check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
         self._front.prompts.check(token_ids, params)
         if params.structured_outputs is not None:
-            self._built.core.check_grammar(params.structured_outputs)
+            self._check_grammar(params.structured_outputs)
 
     def _chat_prompt(
         self, messages: Messages, add_generation_prompt: bool, kwargs: Mapping[str, Any] | None
     ) -> dict[str, Any]:
+        if self._generating is None:
+            raise wrong_task(self._built.limits, "to generate text")
         ids = self._built.tokenizer.apply_chat_template(
             messages, add_generation_prompt=add_generation_prompt, **(kwargs or {})
         )
@@ -318,7 +435,9 @@ class LLM:
         with self._turn if waits else nullcontext():
             if not self._closed:
                 self._closed = True
-                self._front.abort_all()
+                for front in (self._generating, self._pooling):
+                    if front is not None:
+                        front.abort_all()
                 self._built.core.close()
                 gc.unfreeze()
 

@@ -6,7 +6,7 @@ In one process these objects are handed over as they are; between two they trave
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -55,6 +55,28 @@ class NewRequest(msgspec.Struct, kw_only=True, frozen=True, tag="new"):
     seed: int | None = None
 
 
+class NewPooling(msgspec.Struct, kw_only=True, frozen=True, tag="pool"):
+    """One text to make a vector or a score of, for a model that does so; two texts that are read together are one.
+
+    Attributes:
+        request_id: unique among unfinished requests.
+        token_ids: the text; not empty.
+        type_ids: for each token, which of two texts it is of; empty where there is one.
+        num_skipped: leading tokens that are computed and do not count in the pooling.
+        dimensions: numbers that the vector is cut to; None for all.
+        priority: lower is served first under the `priority` policy.
+        arrival_time: seconds of the system's monotonic clock, which all processes share.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    type_ids: list[int] = []
+    num_skipped: int = 0
+    dimensions: int | None = None
+    priority: int = 0
+    arrival_time: float
+
+
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     """End these requests, whatever they are doing; unknown ids are fine."""
 
@@ -72,7 +94,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the core; requests that still run are dropped."""
 
 
-ToCore = Load | NewRequest | AbortRequests | StopRequest | Shutdown
+ToCore = Load | NewRequest | NewPooling | AbortRequests | StopRequest | Shutdown
 
 
 class RequestUpdate(msgspec.Struct, kw_only=True, omit_defaults=True, tag="update"):
@@ -96,6 +118,7 @@ class RequestUpdate(msgspec.Struct, kw_only=True, omit_defaults=True, tag="updat
         first_scheduled_time: when it first entered a step, in seconds of the monotonic clock.
         first_token_time: when its first token was sampled.
         finished_time: when it ended.
+        pooled: what a whole text became: float32 numbers, least significant byte first.
     """
 
     request_id: str
@@ -114,6 +137,7 @@ class RequestUpdate(msgspec.Struct, kw_only=True, omit_defaults=True, tag="updat
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
+    pooled: bytes = b""
 
 
 class CoreStats(msgspec.Struct, kw_only=True, frozen=True):
@@ -149,16 +173,42 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
     stats: CoreStats
 
 
+class Pooling(msgspec.Struct, kw_only=True, frozen=True):
+    """What a model makes of whole texts.
+
+    Attributes:
+        task: `embed` for a vector of each text, `score` for how well the second of two texts answers the first.
+        dimension: numbers of a vector; 1 of a score.
+        dimensions: lengths that vectors may be cut to: empty for any, None for none.
+        prompts: what is put before a text, by name.
+        default_prompt: name of the one that is put before a text where nobody says which.
+        includes_prompt: whether a prompt's tokens count in the pooling.
+        lowers_case: whether texts are put in lower case.
+        similarity: what compares two vectors: `cosine`, `dot`, `euclidean` or `manhattan`.
+    """
+
+    task: Literal["embed", "score"]
+    dimension: int
+    dimensions: tuple[int, ...] | None = None
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+    includes_prompt: bool = True
+    lowers_case: bool = False
+    similarity: str = "cosine"
+
+
 class ModelLimits(msgspec.Struct, kw_only=True, frozen=True):
     """What requests are checked against before they are sent.
 
     Attributes:
         max_model_len: most tokens of prompt and output together.
         vocab_size: token ids are below it.
+        pooling: what it makes of whole texts; None where it generates.
     """
 
     max_model_len: int
     vocab_size: int
+    pooling: Pooling | None = None
 
 
 class TokenizerSpec(msgspec.Struct, kw_only=True, frozen=True):
@@ -172,6 +222,7 @@ class TokenizerSpec(msgspec.Struct, kw_only=True, frozen=True):
         response_template: JSON of how replies are read, as Transformers' `parse_response` reads it; empty where the
             tokenizer does not say.
         split_special_tokens: whether special tokens in a text are read as the characters they are written with.
+        tells_texts_apart: whether the second of two texts that are read together has type ids of its own.
     """
 
     backend: str
@@ -180,6 +231,7 @@ class TokenizerSpec(msgspec.Struct, kw_only=True, frozen=True):
     eos_token_ids: tuple[int, ...] = ()
     response_template: str = ""
     split_special_tokens: bool = False
+    tells_texts_apart: bool = True
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

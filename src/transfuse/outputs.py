@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -141,3 +143,71 @@ class RequestOutput:
     def explanation(self) -> Explanation:
         """How the prompt was served, and where its time went, as far as it has come."""
         return explain(self)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A text as a vector.
+
+    Attributes:
+        data: float32 numbers, least significant byte first; empty where the text failed.
+    """
+
+    data: bytes
+
+    @property
+    def embedding(self) -> list[float]:
+        """The numbers."""
+        numbers = array("f", self.data)
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return numbers.tolist()
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """What became of one text.
+
+    Attributes:
+        request_id: the id the request was added under.
+        prompt: the text, with the prompt that was put before it; None where token ids were given.
+        prompt_token_ids: the text as token ids.
+        outputs: its vector.
+        finished: whether it has ended.
+        metrics: timings.
+        error: what ended it, where it failed.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput = EmbeddingOutput(b"")
+    finished: bool = False
+    metrics: RequestMetrics | None = None
+    error: TransfuseError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How well two texts go together: the higher, the better."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """What became of a pair of texts.
+
+    Attributes:
+        request_id: the id of the pair or, where vectors were compared, those of both texts.
+        prompt_token_ids: both texts as token ids.
+        outputs: the score; NaN where a text failed.
+        finished: whether it has ended.
+        error: what ended it, where it failed.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ScoringOutput
+    finished: bool = True
+    error: TransfuseError | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,11 +21,16 @@ from transfuse.engine.sampling import SamplingKernels, sampling_kernels
 from transfuse.engine.scheduler import Scheduler
 from transfuse.engine.sizing import CacheSize, size_cache
 from transfuse.engine.step_budget import StepBudget
+from transfuse.errors import WrongTaskError
 from transfuse.fusion.plan import FusionPlan
 from transfuse.kernels.cpu.loading import load_kernels
 from transfuse.messages import ModelLimits
+from transfuse.models.pooling_files import find_task
 from transfuse.models.resolve import ModelSource
 from transfuse.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from transfuse.engine.pooling.build import BuiltPooling
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +44,7 @@ class Summary:
 
     Attributes:
         model: its name.
+        task: `generate`, `embed` or `score`.
         implementation: `fused`, `plain` or `original`.
         reason: why this implementation.
         dtype: of weights and activations.
@@ -56,9 +63,11 @@ class Summary:
         num_linears: linear layers that a forward calls; None where it is not fused.
         num_fused_linears: of those, the ones that run in fused ops.
         analysis_seconds: time to find out what can be fused.
+        pooling: how whole texts are pooled, and what says so; None where the model generates.
     """
 
     model: str
+    task: str
     implementation: str
     reason: str
     dtype: str
@@ -77,6 +86,7 @@ class Summary:
     num_linears: int | None
     num_fused_linears: int | None
     analysis_seconds: float
+    pooling: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +108,34 @@ def build_engine(config: EngineConfig, source: ModelSource, *, show_progress: bo
     Raises:
         ModelError: the model cannot be loaded or run.
         ConfigError: settings contradict each other, the model or the memory.
+        WrongTaskError: the model does not generate.
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    task = find_task(source, config.model.runner)
+    if task != "generate":
+        raise WrongTaskError(
+            f"{source.name} makes embeddings or scores of texts; here a model is needed that generates."
+        )
     kept = program_store(config, source)
     with nullcontext() if kept is None else closing(kept):
         ready = None if kept is None else kept.start()
         if ready is not None:
             return _assembled(config, source, ready)
         return _build_from_modules(config, source, kept, show_progress)
+
+
+def build_any(config: EngineConfig, source: ModelSource, *, show_progress: bool) -> BuiltEngine | BuiltPooling:
+    """Load a model and make everything that runs it, for what it does; see `build_engine`."""
+    task = find_task(source, config.model.runner)
+    if task == "generate":
+        return build_engine(config, source, show_progress=show_progress)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    # It loads Transformers, too.
+    from transfuse.engine.pooling.build import build_pooling
+
+    return build_pooling(config, source, scores=task == "score", show_progress=show_progress)
 
 
 def _build_from_modules(
@@ -159,6 +188,7 @@ def _assemble(config: EngineConfig, source: ModelSource, ready: ReadyModel) -> B
     core = EngineCore(engine, limits, frozenset(ready.tokenizer.eos_token_ids), grammars)
     summary = Summary(
         model=source.name,
+        task="generate",
         implementation=runner.implementation,
         reason=ready.reason,
         dtype=facts.dtype,

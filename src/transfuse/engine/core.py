@@ -10,8 +10,16 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from transfuse.engine.engine import Engine, TokenOutput
 from transfuse.engine.grammars import Compiled, Grammars
 from transfuse.engine.request import Request
-from transfuse.errors import EngineError, PromptError, RequestError, StructuredOutputsError, TransfuseError
-from transfuse.messages import CoreStats, ModelLimits, NewRequest, RequestUpdate, StepReport
+from transfuse.errors import (
+    EngineError,
+    PromptError,
+    RequestError,
+    StructuredOutputsError,
+    TransfuseError,
+    WrongTaskError,
+)
+from transfuse.messages import CoreStats, ModelLimits, NewPooling, NewRequest, RequestUpdate, StepReport
+from transfuse.progress import ProgressCounter
 from transfuse.sampling_params import MAX_SEED
 from transfuse.structured_outputs import StructuredOutputsParams
 
@@ -68,6 +76,18 @@ class EngineCore:
         if self._grammars is None:
             raise StructuredOutputsError("This engine has no tokenizer, and so no structured outputs. Leave them out.")
         return self._grammars.compile(params)
+
+    def show_progress(self, counter: ProgressCounter) -> None:
+        """Have `counter` bumped whenever a layer of the model begins to compute."""
+        self._engine.runner.show_progress(counter)
+
+    def add_text(self, new: NewPooling) -> None:
+        """Refuse a text to pool.
+
+        Raises:
+            WrongTaskError: always.
+        """
+        raise WrongTaskError("This model generates text; it makes no vectors of texts.")
 
     def add(self, new: NewRequest) -> None:
         """Queue a request; one whose grammar is yet to be compiled as soon as it is.

@@ -29,6 +29,7 @@ from transfuse.messages import (
     FromCore,
     Hello,
     Load,
+    NewPooling,
     NewRequest,
     Ready,
     RequestUpdate,
@@ -43,6 +44,8 @@ from transfuse.progress import ProgressCounter
 if TYPE_CHECKING:
     from transfuse.engine.build import BuiltEngine
     from transfuse.engine.core import EngineCore
+    from transfuse.engine.pooling.build import BuiltPooling
+    from transfuse.engine.pooling.core import PoolingCore
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +128,7 @@ def _serve(socket: zmq.Socket[bytes], progress: ProgressCounter) -> int:
     finally:
         # Modules that are half imported do not survive the end of the process.
         importing.join()
-    built.core.engine.runner.show_progress(progress)
+    built.core.show_progress(progress)
     # What exists now lives as long as the process: looking through it for garbage would take 1% of every step.
     gc.collect()
     gc.freeze()
@@ -176,7 +179,7 @@ def _first_message(socket: zmq.Socket[bytes]) -> Load | None:
         dropped.add(f"a {type(message).__name__} before the model is loaded")
 
 
-def _load(message: Load) -> tuple[BuiltEngine, Ready]:
+def _load(message: Load) -> tuple[BuiltEngine | BuiltPooling, Ready]:
     from transfuse.models.resolve import resolve_model
 
     config = message.config
@@ -187,9 +190,9 @@ def _load(message: Load) -> tuple[BuiltEngine, Ready]:
         revision=config.model.revision,
         trust_remote_code=config.model.trust_remote_code,
     )
-    from transfuse.engine.build import build_engine
+    from transfuse.engine.build import build_any
 
-    built = build_engine(config, source, show_progress=message.show_progress)
+    built = build_any(config, source, show_progress=message.show_progress)
     tokenizer = built.tokenizer.spec  # refused where it is Python code, which cannot leave this process
     return built, Ready(
         summary=dataclasses.asdict(built.summary),
@@ -215,7 +218,7 @@ class CoreLoop:
         progress: shows the front that the core lives.
     """
 
-    def __init__(self, core: EngineCore, socket: zmq.Socket[bytes], progress: ProgressCounter) -> None:
+    def __init__(self, core: EngineCore | PoolingCore, socket: zmq.Socket[bytes], progress: ProgressCounter) -> None:
         self._core = core
         self._socket = socket
         self._progress = progress
@@ -256,7 +259,7 @@ class CoreLoop:
             self._dropped.add(type(error).__name__)
             return
         match message:
-            case NewRequest():
+            case NewRequest() | NewPooling():
                 self._add(message)
             case AbortRequests():
                 self._core.abort(message.request_ids)
@@ -267,15 +270,18 @@ class CoreLoop:
             case Load():
                 self._dropped.add("a second Load")
 
-    def _add(self, new: NewRequest) -> None:
+    def _add(self, new: NewRequest | NewPooling) -> None:
         try:
-            self._core.add(new)
+            if isinstance(new, NewPooling):
+                self._core.add_text(new)
+            else:
+                self._core.add(new)
         except RequestError as error:
             self._refuse(new, error)
         except Exception as error:
             self._refuse(new, _as_transfuse_error(f"Request {new.request_id} could not be queued", error))
 
-    def _refuse(self, new: NewRequest, error: TransfuseError) -> None:
+    def _refuse(self, new: NewRequest | NewPooling, error: TransfuseError) -> None:
         update = RequestUpdate(
             request_id=new.request_id, finish_reason="error", error=error, finished_time=time.monotonic()
         )

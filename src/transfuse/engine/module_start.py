@@ -9,6 +9,7 @@ from transfuse.config import ModelConfig
 from transfuse.engine.choice import choose
 from transfuse.engine.kernel_progress import compiling_shown
 from transfuse.engine.ready_model import ModelFacts, ReadyModel
+from transfuse.fusion.analysis import analyse_model
 from transfuse.kernels.cpu.loading import load_kernels
 from transfuse.models.lengths import longest_text
 from transfuse.models.loader import LoadedModel, load_model
@@ -35,7 +36,7 @@ def start_modules(config: ModelConfig, source: ModelSource, *, show_progress: bo
         dtype=config.dtype,
         trust_remote_code=config.trust_remote_code,
         show_progress=show_progress,
-        analyse=config.may_fuse,
+        analyse=analyse_model if config.may_fuse else None,
     )
     tokenizer = load_tokenizer(source, config.tokenizer, config.trust_remote_code)
     if config.may_fuse:

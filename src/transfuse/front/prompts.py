@@ -41,16 +41,7 @@ class PromptReader:
         raise PromptError(f'A prompt is text, {{"prompt": text}} or {{"prompt_token_ids": [ids]}}; got {given}.')
 
     def _checked(self, ids: object) -> list[int]:
-        if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
-            raise PromptError(f"prompt_token_ids is a {type(ids).__name__}; expected a list of token ids.")
-        size = self._limits.vocab_size
-        for index, token in enumerate(ids):
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
-                shown = token if not isinstance(token, int) or abs(token) < 10**30 else "a huge integer"
-                raise PromptError(f"prompt token {index} is {shown!r}; expected an id from 0 to {size - 1}.")
-        if not ids:
-            raise PromptError("The prompt has no tokens; give at least one.")
-        return list(ids)
+        return check_ids(ids, self._limits.vocab_size)
 
     def check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Refuse what can be known to be wrong before any work.
@@ -75,3 +66,20 @@ class PromptReader:
             for token in ids:
                 if token >= size:
                     raise SamplingParamsError(name, token, f"token ids below the vocabulary's {size}")
+
+
+def check_ids(ids: object, vocab_size: int) -> list[int]:
+    """Token ids of a prompt, if they are some.
+
+    Raises:
+        PromptError: they are none, or one is outside the vocabulary.
+    """
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+        raise PromptError(f"prompt_token_ids is a {type(ids).__name__}; expected a list of token ids.")
+    for index, token in enumerate(ids):
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            shown = token if not isinstance(token, int) or abs(token) < 10**30 else "a huge integer"
+            raise PromptError(f"prompt token {index} is {shown!r}; expected an id from 0 to {vocab_size - 1}.")
+    if not ids:
+        raise PromptError("The prompt has no tokens; give at least one.")
+    return list(ids)

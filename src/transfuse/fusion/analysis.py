@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from transfuse.fusion.fingerprint import fingerprint, own_source
 from transfuse.fusion.kinds import Analysis
 from transfuse.fusion.merging import unmergeable
 from transfuse.fusion.plan import FusionPlan
-from transfuse.fusion.seams import run_alone, run_ragged
+from transfuse.fusion.seams import run_alone, run_packed, run_ragged
 from transfuse.fusion.twin import meta_twin
 from transfuse.layers.layer_probe import LayerProbe
 from transfuse.trace.graph import ModelTrace
@@ -29,9 +30,18 @@ def analyse_model(model: nn.Module) -> Analysis:
     It takes a quarter of a second for a model of 30 layers: only the first module of each kind runs recorded. So
     it runs at every start: a plan that is kept, `FusionPlan.to_json`, is for people and for comparisons.
     """
+    return _analysed(model, trace_model)
+
+
+def analyse_packed(model: nn.Module) -> Analysis:
+    """What can be fused in a Transformers model that embeds packed texts; the model stays as it is."""
+    return _analysed(model, trace_packed)
+
+
+def _analysed(model: nn.Module, trace: Callable[[nn.Module], ModelTrace]) -> Analysis:
     name = type(model).__name__
     try:
-        return analyse_trace(model, trace_model(model))
+        return analyse_trace(model, trace(model))
     except Exception as error:
         # Whatever a model's code and modules can do: it is then served unfused, and the plan says why.
         log.warning("%s cannot be analysed", name, exc_info=True)
@@ -65,6 +75,12 @@ def trace_on_row(model: nn.Module, probe: LayerProbe) -> ModelTrace:
     """
     twin: Any = meta_twin(model)
     return record(twin, lambda recorder: run_ragged(twin, recorder, probe))
+
+
+def trace_packed(model: nn.Module) -> ModelTrace:
+    """The forward of a copy of a Transformers model on a packed row, without numbers."""
+    twin = meta_twin(model)
+    return record(twin, lambda recorder: run_packed(twin, recorder))
 
 
 def trace_alone(model: nn.Module, ragged: ModelTrace) -> ModelTrace:

@@ -17,6 +17,8 @@ from transfuse.layers.configs import implementation_of
 from transfuse.layers.experts import fused_experts_of
 from transfuse.layers.forward_arguments import ForwardArguments
 from transfuse.layers.layer_probe import LayerProbe
+from transfuse.layers.packed_attention import packed_attention_forward, packed_mask
+from transfuse.layers.packed_row import PackedRow, TextArguments
 from transfuse.layers.ragged_mask import ragged_mask
 from transfuse.trace.recorder import Recorder
 
@@ -51,6 +53,23 @@ def run_ragged(twin: Any, recorder: Recorder, probe: LayerProbe) -> None:
                 use_cache=True,
                 **{arguments.cache: probe, **more},
             )
+
+
+def run_packed(twin: Any, recorder: Recorder) -> None:
+    """A forward as texts are embedded: packed, without a cache.
+
+    Args:
+        twin: a model on `meta`.
+        recorder: records it.
+    """
+    with (
+        torch.device("meta"),
+        _attention_of(twin, recorder, packed_attention_forward, packed_mask),
+        fused_experts_of(twin),
+    ):
+        row = torch.zeros(NUM_TOKENS, dtype=torch.int64)
+        borders = torch.zeros(2, dtype=torch.int32)
+        TextArguments.of(type(twin)).call(twin, PackedRow(row, torch.arange(NUM_TOKENS), row, borders))
 
 
 def run_alone(twin: Any, recorder: Recorder, *, makes_own_cache: bool = False) -> None:

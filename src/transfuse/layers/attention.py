@@ -21,7 +21,7 @@ from transfuse.layers.ragged_mask import ForeignMask, RaggedMask, ragged_mask
 ATTENTION_NAME = "transfuse_paged"
 
 # Arguments that do not change what attention computes here: what they carry is known otherwise, or concerns training.
-_INERT = frozenset(
+INERT_ARGUMENTS = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
     | {"cache", "past_key_values", "past_key_value", "logits_to_keep", "layer_idx", "position_embeddings"}
 )
@@ -92,7 +92,7 @@ def paged_attention_forward(
     Raises:
         UnsupportedModelError: an argument would change the result and is not implemented.
     """
-    unknown = sorted(k for k, v in kwargs.items() if v is not None and v is not False and k not in _INERT)
+    unknown = sorted(k for k, v in kwargs.items() if v is not None and v is not False and k not in INERT_ARGUMENTS)
     name = type(module).__name__
     if args or unknown:
         raise UnsupportedModelError(f"{name} passes {', '.join(unknown) or 'positional arguments'} to attention")

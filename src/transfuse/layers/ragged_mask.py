@@ -100,14 +100,14 @@ def ragged_mask(
     Returns:
         One that cannot be used where the pattern is neither causal nor a causal sliding window.
     """
-    if _same_function(mask_function, causal_mask_function):
+    if same_function(mask_function, causal_mask_function):
         return RaggedMask()
-    if local_size is not None and _same_function(mask_function, sliding_window_causal_mask_function(local_size)):
+    if local_size is not None and same_function(mask_function, sliding_window_causal_mask_function(local_size)):
         return RaggedMask(window=int(local_size))
     return ForeignMask(mask_function.__qualname__)
 
 
-def _same_function(one: object, other: object) -> bool:
+def same_function(one: object, other: object) -> bool:
     """Whether two functions have the same code and close over the same values.
 
     Mask functions are built anew for every step, so that identity says nothing; their code objects stay.
@@ -115,11 +115,11 @@ def _same_function(one: object, other: object) -> bool:
     if isinstance(one, FunctionType) and isinstance(other, FunctionType):
         return one.__code__ is other.__code__ and _same_cells(one.__closure__ or (), other.__closure__ or ())
     if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_same_function, one, other))
+        return len(one) == len(other) and all(map(same_function, one, other))
     return type(one) is type(other) and isinstance(one, int | str | None) and one == other
 
 
 def _same_cells(ones: tuple[CellType, ...], others: tuple[CellType, ...]) -> bool:
     return len(ones) == len(others) and all(
-        _same_function(a.cell_contents, b.cell_contents) for a, b in zip(ones, others, strict=True)
+        same_function(a.cell_contents, b.cell_contents) for a, b in zip(ones, others, strict=True)
     )

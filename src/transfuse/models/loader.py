@@ -6,15 +6,14 @@ import ast
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from transfuse.errors import ModelError, UnsupportedModelError, WeightsError
-from transfuse.fusion.analysis import analyse_model
 from transfuse.fusion.kinds import Analysis
 from transfuse.fusion.merging import merged_groups
 from transfuse.models.checkpoint import weight_files
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 20
 
+# What stands on top of the layers: logits of the next token, nothing, or scores of a whole text.
+Head = Literal["lm", "none", "classifier"]
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -44,6 +46,8 @@ class LoadedModel:
         num_bytes: bytes of the weights, tied ones counted once.
         analysis: what can be fused in it; None where nobody asked.
         analysis_seconds: wall time that it took to find out.
+        unfilled: parameters that the checkpoint has no tensors for; they are NaN. Only of a model without a head,
+            which may be built with parts that nobody reads.
     """
 
     module: PreTrainedModel
@@ -54,6 +58,7 @@ class LoadedModel:
     num_bytes: int
     analysis: Analysis | None
     analysis_seconds: float
+    unfilled: tuple[str, ...] = ()
 
 
 def load_config(source: ModelSource, *, trust_remote_code: bool) -> PreTrainedConfig:
@@ -89,7 +94,9 @@ def load_model(
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
     show_progress: bool = True,
-    analyse: bool = False,
+    analyse: Callable[[torch.nn.Module], Analysis] | None = None,
+    part: Callable[[PreTrainedModel], torch.nn.Module] = lambda model: model,
+    head: Head = "lm",
 ) -> LoadedModel:
     """Builds the model on `meta` and streams its weights in; peak memory stays near the weights' own size.
 
@@ -99,11 +106,13 @@ def load_model(
         trust_remote_code: whether the folder's own Python code may run.
         attn_implementation: name in Transformers' attention registry; None leaves the choice to Transformers.
         show_progress: whether a progress bar goes to stderr.
-        analyse: whether to find out what can be fused, and put weights that are to be read as one together.
+        analyse: finds out what can be fused, so that weights that are to be read as one are put together.
+        part: the part of the model that is analysed; all of it by default.
+        head: which of Transformers' classes for the config to build.
 
     Raises:
         WeightsError: tensors are missing, unexpected or misshapen, or a file is damaged.
-        UnsupportedModelError: there is no causal language model for this config.
+        UnsupportedModelError: there is no such model for this config.
         RemoteCodeError: the folder brings code and `trust_remote_code` is false.
     """
     start = time.perf_counter()
@@ -114,13 +123,15 @@ def load_model(
         if source.kind == "gguf":
             module, info = _load_gguf(source, dtype, options)
         else:
-            module, info = _load_folder(source, dtype, options, trust_remote_code)
+            module, info = _load_folder(source, dtype, options, trust_remote_code, head)
+    unfilled = _without_head(module, info) if head == "none" else ()
     _check_loading_info(source, info)
     module.eval().requires_grad_(False)
     before_analysis = time.perf_counter()
-    analysis = analyse_model(module) if analyse else None
+    analysed = part(module)
+    analysis = None if analyse is None else analyse(analysed)
     analysis_seconds = time.perf_counter() - before_analysis
-    place_weights(module, () if analysis is None else merged_groups(module, analysis))
+    place_weights(module, () if analysis is None else merged_groups(analysed, analysis))
     return LoadedModel(
         module=module,
         config=module.config,
@@ -130,18 +141,20 @@ def load_model(
         num_bytes=_weight_bytes(module),
         analysis=analysis,
         analysis_seconds=analysis_seconds,
+        unfilled=unfilled,
     )
 
 
 def _load_folder(
-    source: ModelSource, dtype: str, options: dict[str, Any], trust_remote_code: bool
+    source: ModelSource, dtype: str, options: dict[str, Any], trust_remote_code: bool, head: Head
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    classes = {"lm": AutoModelForCausalLM, "none": AutoModel, "classifier": AutoModelForSequenceClassification}
     config = _folder_config(source, trust_remote_code)
     _check_safetensors(source.path)
     with _weights_errors(source), _own_code_errors(source):
-        module, info = AutoModelForCausalLM.from_pretrained(
+        module, info = classes[head].from_pretrained(
             source.path,
             config=config,
             dtype=dtype,
@@ -151,6 +164,20 @@ def _load_folder(
             **options,
         )
     return module, info
+
+
+@torch.no_grad()
+def _without_head(module: PreTrainedModel, info: dict[str, Any]) -> tuple[str, ...]:
+    """Take what a checkpoint has beside the layers as read, and mark what it lacks; returns the names of that."""
+    prefix, parts = f"{module.base_model_prefix}.", dict(module.named_children())
+    own = {name for name in info["unexpected_keys"] if name.removeprefix(prefix).split(".")[0] in parts}
+    info["unexpected_keys"] = own
+    unfilled = tuple(sorted(info["missing_keys"]))
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name in unfilled:
+        named[name].fill_(float("nan"))
+    info["missing_keys"] = set()
+    return unfilled
 
 
 def _load_gguf(source: ModelSource, dtype: str, options: dict[str, Any]) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -267,7 +294,7 @@ def _weights_errors(source: ModelSource) -> Iterator[None]:
             raise ModelError(f"Not enough memory for the weights of {source.path}: {_first_lines(error)}") from error
         if "Unrecognized configuration class" in str(error):
             raise UnsupportedModelError(
-                f"{source.path}: Transformers has no causal language model for this config ({_first_lines(error)})"
+                f"{source.path}: Transformers has no such model for this config ({_first_lines(error)})"
             ) from error
         raise WeightsError(f"The weights in {source.path} could not be loaded: {_first_lines(error)}") from error
 

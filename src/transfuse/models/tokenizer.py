@@ -62,6 +62,23 @@ class PythonTokenizer(Tokenizer):
         except (UnicodeEncodeError, TypeError) as error:
             raise PromptError(f"The prompt cannot be tokenised: {error}. Send text without lone surrogates.") from error
 
+    def encode_whole(
+        self, text: str, second: str | None = None, *, max_tokens: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """See `Tokenizer.encode_whole`."""
+        try:
+            found = self._hf(
+                text,
+                second,
+                truncation=max_tokens is not None,
+                max_length=max_tokens,
+                verbose=False,
+            )
+        except (UnicodeEncodeError, TypeError, ValueError) as error:
+            raise PromptError(f"The text cannot be tokenised: {error}.") from error
+        ids = list(found["input_ids"])
+        return ids, list(found.get("token_type_ids", [0] * len(ids)))
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
         text = self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
@@ -103,6 +120,7 @@ def from_transformers(hf: PreTrainedTokenizerBase, eos_token_ids: Sequence[int])
             eos_token_ids=tuple(eos_token_ids),
             response_template=_response_template(hf),
             split_special_tokens=bool(hf.split_special_tokens),
+            tells_texts_apart="token_type_ids" in hf.model_input_names,
         )
     )
 

@@ -75,6 +75,32 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise PromptError(f"The prompt cannot be tokenised: {error}. Send text without lone surrogates.") from error
 
+    def encode_whole(
+        self, text: str, second: str | None = None, *, max_tokens: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of a text, or of two that are read together, and for each which of the two it is of.
+
+        Args:
+            text: the only or first one.
+            second: the other one.
+            max_tokens: most tokens; what is too much is cut off at the end of the longer one, and special tokens stay.
+                None: all.
+
+        Raises:
+            PromptError: a text is no valid Unicode, or `max_tokens` leaves no room for any of it.
+        """
+        try:
+            parts = [
+                self._backend.encode(part, add_special_tokens=False) for part in (text, second) if part is not None
+            ]
+        except (UnicodeEncodeError, TypeError) as error:
+            raise PromptError(f"The text cannot be tokenised: {error}. Send text without lone surrogates.") from error
+        if max_tokens is not None:
+            room = max_tokens - self._backend.num_special_tokens_to_add(second is not None)
+            _shorten(parts, room)
+        whole = self._backend.post_process(parts[0], parts[1] if len(parts) > 1 else None)
+        return list(whole.ids), list(whole.type_ids) if self._spec.tells_texts_apart else [0] * len(whole.ids)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`, spaces exactly as the tokens have them."""
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
@@ -106,3 +132,18 @@ class Tokenizer:
         text = self.templates.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
         # The template writes its own special tokens, the beginning-of-text one included.
         return self.encode(text, add_special_tokens=False)
+
+
+def _shorten(parts: Sequence[tokenizers.Encoding], room: int) -> None:
+    """Cut texts at their ends until they have `room` tokens together, the longer one first."""
+    if room < len(parts):
+        raise PromptError(f"truncate_prompt_tokens leaves room for {max(room, 0)} tokens of text; raise it.")
+    shorter = min(map(len, parts))
+    if len(parts) == 1:
+        kept = [room]
+    elif shorter <= room // 2:
+        kept = [room - shorter] * 2
+    else:
+        kept = [room - room // 2, room // 2]
+    for part, length in zip(parts, kept, strict=True):
+        part.truncate(min(len(part), length))
