@@ -11,15 +11,19 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from transfuse.client.core_client import CoreClient
+from transfuse.client.pooling_calls import PoolingCalls
 from transfuse.client.watch import CoreState
 from transfuse.config import EngineConfig, WatchConfig, engine_config
 from transfuse.errors import EngineUnavailableError, TransfuseError
 from transfuse.explanation import Implementation
 from transfuse.front.front import Front
+from transfuse.front.pooling import PoolingFront
 from transfuse.front.prompts import Prompt
+from transfuse.front.tasks import task_of, wrong_task
+from transfuse.front.texts import as_list
 from transfuse.fusion.plan import FusionPlan
 from transfuse.messages import CoreStats, ModelLimits, Ready, StepReport
-from transfuse.outputs import RequestOutput
+from transfuse.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from transfuse.sampling_params import SamplingParams
 from transfuse.text.bounded_grammars import BoundedGrammars
 from transfuse.text.bounded_templates import BoundedTemplates
@@ -69,7 +73,10 @@ class AsyncLLM:
             on_report=self._take_report,
             on_lost=self._lose,
         )
+        # One of the two is there once the model is loaded, as it does.
         self._front: Front | None = None
+        self._pooling_front: PoolingFront | None = None
+        self._pooling = PoolingCalls(self._require_pooling)
         self._ready: Ready | None = None
         self._tokenizer: Tokenizer | None = None
         self._templates: BoundedTemplates | None = None
@@ -152,6 +159,11 @@ class AsyncLLM:
         return self._tokenizer
 
     @property
+    def task(self) -> str:
+        """What the model does: `generate`, `embed` or `score`."""
+        return task_of(self.limits)
+
+    @property
     def stats(self) -> CoreStats:
         """The core's numbers after its last step; of a new core they begin again."""
         return self._stats
@@ -163,8 +175,9 @@ class AsyncLLM:
 
     @property
     def num_unfinished(self) -> int:
-        """Continuations under way."""
-        return 0 if self._front is None else self._front.num_unfinished
+        """Continuations, or texts to pool, under way."""
+        fronts = (self._front, self._pooling_front)
+        return sum(front.num_unfinished for front in fronts if front is not None)
 
     def _last_ready(self) -> Ready:
         if self._ready is None:
@@ -276,6 +289,61 @@ class AsyncLLM:
         finally:
             await answers.aclose()
 
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        priority: int = 0,
+        at_once: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Make vectors of texts; cancelling the task that waits ends them.
+
+        Args:
+            prompts: see `LLM.embed`.
+            truncate_prompt_tokens: see `LLM.embed`.
+            dimensions: see `LLM.embed`.
+            prompt_name: see `LLM.embed`.
+            priority: lower is served first; only for `scheduling_policy="priority"`.
+            at_once: texts of this call that are with the engine at one time; None for a few hundred.
+
+        Returns:
+            A vector for each text, in order, as `outputs.embedding`.
+
+        Raises:
+            RequestError: a text can never be served, or the model makes no vectors.
+            EngineError: the engine failed on a text, is gone, or takes none now.
+        """
+        items: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        return await self._pooling.embed(
+            items,
+            truncate=truncate_prompt_tokens,
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            priority=priority,
+            at_once=at_once,
+        )
+
+    async def score(
+        self,
+        query: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        priority: int = 0,
+        at_once: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Say how well documents answer a query; see `LLM.score` and `embed`."""
+        return await self._pooling.score(
+            as_list("query", query),
+            as_list("documents", documents),
+            truncate=truncate_prompt_tokens,
+            priority=priority,
+            at_once=at_once,
+        )
+
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
 
@@ -316,8 +384,15 @@ class AsyncLLM:
         return time.monotonic() - start
 
     def _require_front(self) -> Front:
-        assert self._front is not None, "a core that is ready has a front"
+        if self._front is None:
+            raise wrong_task(self.limits, "to generate text")
         return self._front
+
+    def _require_pooling(self) -> PoolingFront:
+        self._client.check_ready()
+        if self._pooling_front is None:
+            raise wrong_task(self.limits, "to embed or to score texts")
+        return self._pooling_front
 
     async def _take_ready(self, ready: Ready) -> None:
         """A core has loaded the model, for the first time or again."""
@@ -330,20 +405,32 @@ class AsyncLLM:
             self._grammars = BoundedGrammars(ready.tokenizer, ready.limits.vocab_size)
             before = None
         if before is None or ready.limits != before.limits:
-            self._front = Front(self._client, self._tokenizer, ready.limits, self._config.seed)
-        self._require_front().implementation = Implementation.of(ready.summary)
+            self._make_front(self._tokenizer, ready.limits)
+        if self._front is not None:
+            self._front.implementation = Implementation.of(ready.summary)
         self._ready = ready
+
+    def _make_front(self, tokenizer: Tokenizer, limits: ModelLimits) -> None:
+        if limits.pooling is None:
+            self._front, self._pooling_front = Front(self._client, tokenizer, limits, self._config.seed), None
+        else:
+            self._front, self._pooling_front = None, PoolingFront(self._client, tokenizer, limits)
 
     def _take_report(self, report: StepReport) -> None:
         self._stats = report.stats
-        for output in self._require_front().take(report.updates):
-            self._wake(output)
+        if self._pooling_front is not None:
+            self._pooling.wake(self._pooling_front.take(report.updates))
+        if self._front is not None:
+            for output in self._front.take(report.updates):
+                self._wake(output)
 
     def _lose(self, error: TransfuseError) -> None:
         self._stats = CoreStats()
         if self._front is not None:
             for output in self._front.fail_all(error):
                 self._wake(output)
+        if self._pooling_front is not None:
+            self._pooling.wake(self._pooling_front.fail_all(error))
 
     def _wake(self, output: RequestOutput) -> None:
         if (changed := self._changed.get(output.request_id)) is not None:

@@ -346,9 +346,9 @@ class LLM:
             RequestError: a text can never be served, or the model does not score; nothing was started.
         """
         from transfuse.front.pooling import Scoring
-        from transfuse.front.texts import pair_up
+        from transfuse.front.texts import as_list, pair_up
 
-        queries, others = ([value] if isinstance(value, str) else list(value) for value in (query, documents))
+        queries, others = as_list("query", query), as_list("documents", documents)
         front = self._pooling_front
         with self._exclusive():
             scoring = Scoring(front.texts, queries, others, pair_up(queries, others), truncate_prompt_tokens)

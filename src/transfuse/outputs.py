@@ -203,6 +203,7 @@ class ScoringRequestOutput:
         prompt_token_ids: both texts as token ids.
         outputs: the score; NaN where a text failed.
         finished: whether it has ended.
+        metrics: timings; where vectors were compared, of the text that took longer.
         error: what ended it, where it failed.
     """
 
@@ -210,4 +211,5 @@ class ScoringRequestOutput:
     prompt_token_ids: list[int]
     outputs: ScoringOutput
     finished: bool = True
+    metrics: RequestMetrics | None = None
     error: TransfuseError | None = None

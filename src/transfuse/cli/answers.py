@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 class AnswerOptions:
     """How to answer."""
 
+    runner: Annotated[
+        Literal["auto", "generate", "pooling"],
+        typer.Option(
+            help="What the model does: generate text, or pooling, which makes embeddings or scores of texts; auto "
+            "goes by its files."
+        ),
+    ] = "auto"
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(help="What clients call the model; may be repeated. [default: its name]", show_default=False),

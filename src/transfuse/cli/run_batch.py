@@ -62,7 +62,7 @@ def run_batch(
     from transfuse.config import engine_config
     from transfuse.server.batch import BatchFiles
 
-    config = engine_config(model, **asdict(engine))
+    config = engine_config(model, runner=answers.runner, **asdict(engine))
     settings = answers.settings(config, max_queued_requests=_MAX_QUEUED)
     max_line_bytes = settings.max_body_bytes + _MAX_ENVELOPE_BYTES
     with BatchFiles(input_file, output_file, resume=resume, max_line_bytes=max_line_bytes) as files:

@@ -89,7 +89,7 @@ def serve(
     from transfuse.server.serve import bind, is_loopback
     from transfuse.server.serve import serve as run
 
-    config = engine_config(model, **asdict(engine))
+    config = engine_config(model, runner=answers.runner, **asdict(engine))
     with bind(server.host, server.port) as listener:
         settings = answers.settings(config, **server.settings())
         if not is_loopback(settings.host) and not settings.api_keys:
@@ -104,24 +104,29 @@ def serve(
 
 def _announce(llm: AsyncLLM, settings: ServerSettings, url: str, *, shown: bool) -> None:
     """Says that the server is ready: a table and a request to try, or a log line with the same."""
-    chats = settings.chat_template is not None or llm.tokenizer.chat_template is not None
     facts = {**llm.summary, "URL": url, "API key": bool(settings.api_keys)}
     if shown:
         show_table(facts, stderr=True)
-        note(f"\n{curl_line(url, settings, chats=chats)}\n")
+        note(f"\n{curl_line(url, settings, example(llm, settings))}\n")
     else:
         log.info("ready", extra={"facts": {name.lower().replace(" ", "_"): value for name, value in facts.items()}})
 
 
-def curl_line(url: str, settings: ServerSettings, *, chats: bool) -> str:
+def example(llm: AsyncLLM, settings: ServerSettings) -> tuple[str, dict[str, Any]]:
+    """A route that the model serves, and what to send to it."""
+    if llm.task == "embed":
+        return "embeddings", {"input": "The cat sits outside."}
+    if llm.task == "score":
+        return "rerank", {"query": "Where is the cat?", "documents": ["It sits outside.", "Stocks fell."]}
+    if settings.chat_template is not None or llm.tokenizer.chat_template is not None:
+        return "chat/completions", {"max_tokens": 32, "messages": [{"role": "user", "content": "Say hello."}]}
+    return "completions", {"max_tokens": 32, "prompt": "Once upon a time"}
+
+
+def curl_line(url: str, settings: ServerSettings, request: tuple[str, dict[str, Any]]) -> str:
     """A request that works when it is pasted into a shell."""
-    body: dict[str, Any] = {"model": settings.served_model_names[0], "max_tokens": 32}
-    if chats:
-        route = "chat/completions"
-        body["messages"] = [{"role": "user", "content": "Say hello."}]
-    else:
-        route = "completions"
-        body["prompt"] = "Once upon a time"
+    route, fields = request
+    body = {"model": settings.served_model_names[0], **fields}
     key = ' -H "Authorization: Bearer $TRANSFUSE_API_KEY"' if settings.api_keys else ""
     data = shlex.quote(json.dumps(body))
     return f"curl {url}/v1/{route} -H 'Content-Type: application/json'{key} -d {data}"

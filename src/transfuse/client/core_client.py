@@ -21,6 +21,7 @@ from transfuse.messages import (
     Failed,
     Hello,
     Load,
+    NewPooling,
     NewRequest,
     Ready,
     Shutdown,
@@ -131,6 +132,11 @@ class CoreClient:
             EngineError: nothing can be sent now.
             CapacityError: it is too large to be sent.
         """
+        self.check_ready()
+        self._send(new)
+
+    def add_text(self, new: NewPooling) -> None:
+        """Send a text to pool; see `add`."""
         self.check_ready()
         self._send(new)
 

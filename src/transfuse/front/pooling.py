@@ -168,8 +168,13 @@ class Scoring:
             request_id="+".join(output.request_id for output in outputs),
             prompt_token_ids=[token for output in outputs for token in output.prompt_token_ids],
             outputs=ScoringOutput(score),
+            metrics=max((o.metrics for o in outputs if o.metrics is not None), key=_end, default=None),
             error=error,
         )
+
+
+def _end(metrics: RequestMetrics) -> float:
+    return metrics.finished_time or 0.0
 
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> float:

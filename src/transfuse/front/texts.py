@@ -161,3 +161,15 @@ def pair_up(queries: Sequence[object], documents: Sequence[object]) -> list[tupl
     if len(queries) != len(documents):
         raise RequestError(f"There are {len(queries)} queries for {len(documents)} documents; give one, or as many.")
     return [(index, index) for index in range(len(documents))]
+
+
+def as_list(name: str, given: str | Sequence[str]) -> list[str]:
+    """One text or several as a list.
+
+    Raises:
+        RequestError: there is none, or what is given is no text.
+    """
+    texts = [given] if isinstance(given, str) else list(given)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise RequestError(f"{name} is {'empty' if not texts else 'no text'}; give a text or a list of them.")
+    return texts

@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 
 from transfuse import __version__
 from transfuse.async_llm import AsyncLLM
-from transfuse.server import anthropic, fusion_map, openai
+from transfuse.server import anthropic, fusion_map, openai, scoring
 from transfuse.server.admission import Admission
 from transfuse.server.auth import ApiKeyMiddleware
 from transfuse.server.context import ContextMiddleware
@@ -40,6 +40,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     service = Service(llm, settings)
     app.include_router(openai.router(service))
     app.include_router(anthropic.router(service))
+    app.include_router(scoring.router(service))
     app.include_router(fusion_map.router(service))
     page = load_page()
     add_page(app, page)

@@ -28,6 +28,7 @@ from transfuse.errors import (
     SamplingParamsError,
     StructuredOutputsError,
     TransfuseError,
+    WrongTaskError,
 )
 from transfuse.server.error_shapes import error_content
 
@@ -131,6 +132,8 @@ def problem_of(error: Exception, request_id: str) -> Problem:
             return invalid_request(str(error), code="invalid_structured_outputs")
         case CapacityError():
             return invalid_request(str(error), code="context_length_exceeded")
+        case WrongTaskError():
+            return invalid_request(str(error), code="wrong_task")
         case RequestError():
             return invalid_request(str(error))
         case QueueFullError():

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, aclosing
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from starlette.requests import Request
 
 from transfuse.async_llm import AsyncLLM
 from transfuse.errors import EngineClosedError, RequestError, StructuredOutputsError
 from transfuse.explanation import explain
+from transfuse.front.tasks import wrong_task
 from transfuse.outputs import RequestOutput
 from transfuse.sampling_params import SamplingParams
 from transfuse.server.admission import Admission
@@ -59,6 +60,31 @@ class Service:
         if name is not None and name not in served:
             raise UnknownModelError(name, served)
         return name or served[0]
+
+    def generating_name(self, name: str | None) -> str:
+        """The same, for a route that generates.
+
+        Raises:
+            UnknownModelError: no such model is served.
+            WrongTaskError: the model does not generate.
+        """
+        served, limits = self.served_name(name), self.llm.limits
+        if limits.pooling is not None:
+            raise wrong_task(limits, "to generate text")
+        return served
+
+    def pooling_name(self, name: str | None, task: Literal["embed", "score"]) -> str:
+        """The same, for a route that makes vectors of texts, or scores of pairs.
+
+        Raises:
+            UnknownModelError: no such model is served.
+            WrongTaskError: the model does neither, or is to make vectors and only scores.
+        """
+        served, limits = self.served_name(name), self.llm.limits
+        # Vectors can be compared: a model that makes them scores, too.
+        if limits.pooling is None or (task == "embed" and limits.pooling.task != "embed"):
+            raise wrong_task(limits, "to embed texts" if task == "embed" else "to score texts")
+        return served
 
 
 @dataclass(slots=True, kw_only=True)

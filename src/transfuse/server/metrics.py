@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from transfuse.outputs import RequestOutput
+from transfuse.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 
 if TYPE_CHECKING:
     from transfuse.async_llm import AsyncLLM
@@ -92,6 +92,15 @@ class Metrics:
         _observe(self._ttft, times.ttft_seconds)
         _observe(self._decode, times.decode_seconds)
         _observe(self._e2e, times.total_seconds)
+
+    def observe_text(self, output: EmbeddingRequestOutput | ScoringRequestOutput) -> None:
+        """Take in a text that a vector or a score was made of."""
+        self._prompt_tokens.inc(len(output.prompt_token_ids))
+        self._request_success.labels("stop").inc()
+        if (times := output.metrics) is not None:
+            _observe_between(self._queue, times.arrival_time, times.first_scheduled_time)
+            _observe_between(self._prefill, times.first_scheduled_time, times.finished_time)
+            _observe_between(self._e2e, times.arrival_time, times.finished_time)
 
     def observe_token_gap(self, seconds: float) -> None:
         """Take in the time between two pieces of an answer."""

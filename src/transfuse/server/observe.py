@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from transfuse.outputs import RequestOutput
+from transfuse.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from transfuse.server.metrics import Metrics
 
 
@@ -55,6 +55,15 @@ class RequestRecord:
         if (times := output.metrics) is not None:
             self.queue_seconds = _longest(self.queue_seconds, times.queue_seconds)
             self.ttft_seconds = _longest(self.ttft_seconds, times.ttft_seconds)
+
+    def add_texts(self, outputs: Sequence[EmbeddingRequestOutput | ScoringRequestOutput]) -> None:
+        """Take in texts that a vector or a score was made of."""
+        for output in outputs:
+            self.num_prompt_tokens += len(output.prompt_token_ids)
+            self.finish_reasons.append("stop")
+            if (times := output.metrics) is not None:
+                self.queue_seconds = _longest(self.queue_seconds, times.arrival_time, times.first_scheduled_time)
+            self.metrics.observe_text(output)
 
     def facts(self) -> dict[str, Any]:
         """What the log line says of the generation, if there was one, and of what went wrong."""

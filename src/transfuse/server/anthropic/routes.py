@@ -63,7 +63,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/messages", response_model=None, responses=_ANSWER)
     async def create_message(body: MessagesRequest, request: Request, _: Version = None) -> Response:
         """Answer a conversation."""
-        model = service.served_name(body.model)
+        model = service.generating_name(body.model)
         conversation = body.conversation(service.settings)
         plan = plan_replies(service, body.tool_use())
         generation = Generation(

@@ -13,7 +13,8 @@ from transfuse.server.deltas import Delta, whole
 from transfuse.server.generation import Generation, ReadPrompt, Service
 from transfuse.server.openai.answers import Answer
 from transfuse.server.openai.logprobs import completion_logprobs, prompt_logprobs
-from transfuse.server.openai.requests import CompletionRequest, TextOrIds
+from transfuse.server.openai.prompts import TextOrIds
+from transfuse.server.openai.requests import CompletionRequest
 
 
 async def read_prompts(service: Service, body: CompletionRequest) -> list[ReadPrompt]:

@@ -13,6 +13,7 @@ from transfuse.server.errors import FieldError
 from transfuse.server.generation import Service
 from transfuse.server.openai.fields import GenerationFields, NumLogprobs, TokenId
 from transfuse.server.openai.messages import LayoutFields, Messages
+from transfuse.server.openai.prompts import TextOrIds, prompt_list
 from transfuse.server.openai.tools import NamedTool, ToolChoice
 from transfuse.server.replies import ReplyPlan, ToolUse, plan_replies
 from transfuse.server.sampling import Sampling
@@ -22,27 +23,6 @@ MAX_PROMPTS = 256
 MAX_CONTINUATIONS = 1024
 _NO_FUNCTIONS = "functions are the older form of tools; send those"
 _NO_SEARCH = "this server does not search the web"
-
-TextOrIds = str | list[int]
-
-
-def _read_prompts(value: Any) -> list[TextOrIds]:
-    if isinstance(value, str) or _is_ids(value):
-        return [value]
-    if not isinstance(value, list) or not value:
-        raise ValueError("expected text, a list of token ids, or a list of such prompts")
-    if len(value) > MAX_PROMPTS:
-        raise ValueError(f"has {len(value)} prompts; at most {MAX_PROMPTS} are taken, so send several requests")
-    for index, prompt in enumerate(value):
-        if not isinstance(prompt, str) and not _is_ids(prompt):
-            raise ValueError(f"prompt {index} is neither text nor a list of token ids")
-    return value
-
-
-def _is_ids(value: Any) -> bool:
-    return (
-        isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token <= MAX_ID for token in value)
-    )
 
 
 class CompletionRequest(GenerationFields):
@@ -56,7 +36,9 @@ class CompletionRequest(GenerationFields):
 
     prompt: Annotated[
         list[TextOrIds],
-        PlainValidator(_read_prompts, json_schema_input_type=str | list[TokenId] | list[str] | list[list[TokenId]]),
+        PlainValidator(
+            prompt_list(MAX_PROMPTS), json_schema_input_type=str | list[TokenId] | list[str] | list[list[TokenId]]
+        ),
     ]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_ID)] | None = None
     logprobs: NumLogprobs | None = None

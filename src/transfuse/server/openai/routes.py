@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from openai.types import Completion
+from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -16,6 +16,7 @@ from transfuse.server.generation import Generation, Service
 from transfuse.server.models import add_models
 from transfuse.server.openai.chat import ChatAnswer, read_conversation
 from transfuse.server.openai.completions import CompletionAnswer, read_prompts
+from transfuse.server.openai.embeddings import EmbeddingRequest, create_embeddings
 from transfuse.server.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from transfuse.server.openai.responses import add_responses
 from transfuse.server.openai.tokens import DetokenizeResponse, TokenizeResponse, detokenize, tokenize
@@ -39,6 +40,7 @@ def router(service: Service) -> APIRouter:
     _add_generation(routes, service)
     add_responses(routes, service)
     add_models(routes, service)
+    _add_embeddings(routes, service)
     _add_tokens(routes, service)
     return routes
 
@@ -53,7 +55,7 @@ def _add_generation(routes: APIRouter, service: Service) -> None:
     @routes.post("/v1/completions", response_model=None, responses=_generated(Completion))
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue one or several prompts."""
-        model = service.served_name(body.model)
+        model = service.generating_name(body.model)
         generation = Generation(
             service=service,
             request=request,
@@ -71,7 +73,7 @@ def _add_generation(routes: APIRouter, service: Service) -> None:
     @routes.post("/v1/chat/completions", response_model=None, responses=_generated(ChatCompletion))
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        model = service.served_name(body.model)
+        model = service.generating_name(body.model)
         plan = body.plan(service)
         generation = Generation(
             service=service,
@@ -87,6 +89,13 @@ def _add_generation(routes: APIRouter, service: Service) -> None:
             explain=body.explain,
         )
         return await ChatAnswer(body, generation, plan, f"chatcmpl-{request_id_of(request)}", model).respond()
+
+
+def _add_embeddings(routes: APIRouter, service: Service) -> None:
+    @routes.post("/v1/embeddings", response_model=None, responses={200: {"model": CreateEmbeddingResponse}})
+    async def create_embedding(body: EmbeddingRequest, request: Request) -> Response:
+        """Make vectors of texts."""
+        return await create_embeddings(service, body, request)
 
 
 def _add_tokens(routes: APIRouter, service: Service) -> None:

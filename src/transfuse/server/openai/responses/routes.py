@@ -59,7 +59,7 @@ def _add_creation(routes: APIRouter, service: Service, store: ResponseStore) -> 
     @routes.post("/v1/responses", response_model=None, responses=_ANSWER)
     async def create_response(body: ResponsesRequest, request: Request) -> starlette.responses.Response:
         """Answer a conversation, or go on with one that the server remembers."""
-        model = service.served_name(body.model)
+        model = service.generating_name(body.model)
         tenant = request.state.tenant
         asked = Asked(
             body,
