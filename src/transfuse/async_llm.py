@@ -271,6 +271,7 @@ class AsyncLLM:
         Raises:
             PromptError: the model has no chat template, or the template refuses the messages.
         """
+        self._require_front()
         text = await self.render_chat(
             messages, add_generation_prompt=add_generation_prompt, **(chat_template_kwargs or {})
         )

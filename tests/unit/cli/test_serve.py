@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.cli.conftest import Result
 from transfuse.cli.answers import read_template
-from transfuse.cli.serve import curl_line
+from transfuse.cli.serve import curl_line, example
 from transfuse.config import EngineConfig
 from transfuse.errors import ConfigError, EngineDeadError
 from transfuse.server.sampling_defaults import read_default_sampling
@@ -35,7 +35,7 @@ class Served:
     def make_llm(self, config: EngineConfig, *, show_progress: bool) -> SimpleNamespace:
         self.configs.append(config)
         summary = {"model": "tiny[0]", "implementation": "plain", "cache_tokens": 4096, "full_requests": 8.0}
-        return SimpleNamespace(summary=summary, tokenizer=SimpleNamespace(chat_template=None))
+        return SimpleNamespace(task="generate", summary=summary, tokenizer=SimpleNamespace(chat_template=None))
 
     def serve(self, llm: Any, settings: ServerSettings, *, on_ready: Callable[[str], None], listener: Any) -> None:
         self.settings.append(settings)
@@ -134,15 +134,22 @@ def test_in_json_the_table_is_a_log_line(
 
 
 @pytest.mark.parametrize(
-    ("chats", "keys", "route", "needs_key"),
-    [(True, (), "/v1/chat/completions", False), (False, ("k",), "/v1/completions", True)],
+    ("task", "chats", "keys", "route"),
+    [
+        ("generate", True, (), "/v1/chat/completions"),
+        ("generate", False, ("k",), "/v1/completions"),
+        ("embed", False, (), "/v1/embeddings"),
+        ("score", False, (), "/v1/rerank"),
+    ],
 )
-def test_curl_lines(chats: bool, keys: tuple[str, ...], route: str, needs_key: bool) -> None:
-    line = curl_line("http://h:1", ServerSettings(served_model_names=("it's",), api_keys=keys), chats=chats)
+def test_curl_lines(task: str, chats: bool, keys: tuple[str, ...], route: str) -> None:
+    llm: Any = SimpleNamespace(task=task, tokenizer=SimpleNamespace(chat_template="{}" if chats else None))
+    settings = ServerSettings(served_model_names=("it's",), api_keys=keys)
+    line = curl_line("http://h:1", settings, example(llm, settings))
     words = shlex.split(line)
     assert words[1] == f"http://h:1{route}"
     assert json.loads(words[words.index("-d") + 1])["model"] == "it's"
-    assert ("Authorization: Bearer $TRANSFUSE_API_KEY" in words) is needs_key
+    assert ("Authorization: Bearer $TRANSFUSE_API_KEY" in words) is bool(keys)
 
 
 @pytest.mark.parametrize(
