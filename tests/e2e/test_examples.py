@@ -31,6 +31,7 @@ SHOWN = {
     "token_ids_and_logprobs": "sum: -",
     "fuse_training": "the same as unfused: True",
     "structured_outputs": "'Is the sea salty? ' -> ",
+    "embed_and_rank": "3 vectors of ",
     "decoder": "2,918,400 parameters",
     "anthropic_client": "tokens, ended by ",
     "tools_client": 'weather({"city": "',
