@@ -3,7 +3,7 @@
 python -m benchmarks.embeddings FOLDER [--num-texts 256] [--repeats 5] [--dtype float32]
 
 Transformers gets what sentence-transformers gives it: texts sorted by length, the longest first, 32 in a batch, padded
-to the longest of each, the mean taken over the tokens by the mask. Both embed the same token ids, so that no tokenizer is
+to the longest of each, the mean taken over the tokens by the mask. Both embed the same token ids: no tokenizer is
 measured. The process' own time is told too, since neighbours on a machine leave that alone.
 """
 

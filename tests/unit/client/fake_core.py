@@ -19,13 +19,12 @@ class FakeCore:
     """Answers each request with 0, 1, 2, …, one token a step."""
 
     def __init__(self) -> None:
-        self.engine = SimpleNamespace(runner=SimpleNamespace(show_progress=self._remember))
         self._requests: dict[str, int] = {}
         self._most: dict[str, int] = {}
         self._num_steps = 0
         self._bump: Any = None
 
-    def _remember(self, counter: Any) -> None:
+    def show_progress(self, counter: Any) -> None:
         self._bump = counter.bump
 
     @property
