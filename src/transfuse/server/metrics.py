@@ -98,9 +98,8 @@ class Metrics:
         self._prompt_tokens.inc(len(output.prompt_token_ids))
         self._request_success.labels("stop").inc()
         if (times := output.metrics) is not None:
-            _observe_between(self._queue, times.arrival_time, times.first_scheduled_time)
-            _observe_between(self._prefill, times.first_scheduled_time, times.finished_time)
-            _observe_between(self._e2e, times.arrival_time, times.finished_time)
+            _observe(self._queue, times.queue_seconds)
+            _observe(self._e2e, times.total_seconds)
 
     def observe_token_gap(self, seconds: float) -> None:
         """Take in the time between two pieces of an answer."""

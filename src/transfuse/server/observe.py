@@ -62,7 +62,7 @@ class RequestRecord:
             self.num_prompt_tokens += len(output.prompt_token_ids)
             self.finish_reasons.append("stop")
             if (times := output.metrics) is not None:
-                self.queue_seconds = _longest(self.queue_seconds, times.arrival_time, times.first_scheduled_time)
+                self.queue_seconds = _longest(self.queue_seconds, times.queue_seconds)
             self.metrics.observe_text(output)
 
     def facts(self) -> dict[str, Any]:
