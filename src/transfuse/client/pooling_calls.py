@@ -59,7 +59,8 @@ class PoolingCalls:
         texts = self._require_front().texts
         pairs = pair_up(queries, documents)
         scoring = await asyncio.to_thread(Scoring, texts, queries, documents, pairs, truncate)
-        return scoring.results(await self._run(scoring.needed, None, priority, at_once))
+        outputs = await self._run(scoring.needed, None, priority, at_once)
+        return await asyncio.to_thread(scoring.results, outputs)
 
     async def _run(
         self, texts: Sequence[ReadText], dimensions: int | None, priority: int, at_once: int | None

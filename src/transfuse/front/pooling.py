@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-import numpy as np
-
-from transfuse.errors import RequestError, TransfuseError
+from transfuse.errors import TransfuseError
 from transfuse.front.texts import ReadText, TextReader
 from transfuse.messages import ModelLimits, NewPooling, RequestUpdate
 from transfuse.outputs import (
@@ -144,11 +142,14 @@ class Scoring:
     ) -> None:
         self._pairs = pairs
         self._together = texts.pooling.task == "score"
-        self._compare = similarity(texts.pooling.similarity)
         if self._together:
             self.needed = [texts.read_pair(queries[q], documents[d], truncate) for q, d in pairs]
         else:
             self.needed = [texts.read_role(text, "query", truncate) for text in queries]
+            # It loads numpy, which most processes of a front do without.
+            from transfuse.front.similarity import similarity
+
+            self._compare = similarity(texts.pooling.similarity)
             self._num_queries = len(self.needed)
             self.needed += [texts.read_role(text, "document", truncate) for text in documents]
 
@@ -160,10 +161,11 @@ class Scoring:
 
     def _result(self, outputs: Sequence[EmbeddingRequestOutput]) -> ScoringRequestOutput:
         error = next((output.error for output in outputs if output.error is not None), None)
-        vectors = [np.frombuffer(output.outputs.data, "<f4").astype(np.float64) for output in outputs]
         score = math.nan
-        if error is None:
-            score = float(vectors[0][0]) if self._together else self._compare(*vectors)
+        if error is None and self._together:
+            (score,) = outputs[0].outputs.embedding
+        elif error is None:
+            score = self._compare(*(output.outputs.data for output in outputs))
         return ScoringRequestOutput(
             request_id="+".join(output.request_id for output in outputs),
             prompt_token_ids=[token for output in outputs for token in output.prompt_token_ids],
@@ -175,26 +177,3 @@ class Scoring:
 
 def _end(metrics: RequestMetrics) -> float:
     return metrics.finished_time or 0.0
-
-
-def _cosine(a: np.ndarray, b: np.ndarray) -> float:
-    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-12))
-
-
-_SIMILARITIES: Final[dict[str, Callable[[np.ndarray, np.ndarray], float]]] = {
-    "cosine": _cosine,
-    "dot": lambda a, b: float(a @ b),
-    "euclidean": lambda a, b: -float(np.linalg.norm(a - b)),
-    "manhattan": lambda a, b: -float(np.abs(a - b).sum()),
-}
-
-
-def similarity(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
-    """What compares two vectors [dim]: the higher, the more alike, as sentence-transformers counts it.
-
-    Raises:
-        RequestError: there is none of this name.
-    """
-    if name not in _SIMILARITIES:
-        raise RequestError(f"The model's files compare by {name!r}; known are {', '.join(_SIMILARITIES)}.")
-    return _SIMILARITIES[name]
