@@ -109,7 +109,9 @@ def test_pairs() -> None:
             as_list("query", wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("max_tokens", "lengths"), [(20, (8, 12)), (10, (5, 5)), (13, (7, 6)), (16, (8, 8)), (17, (8, 9))])
+@pytest.mark.parametrize(
+    ("max_tokens", "lengths"), [(20, (8, 12)), (10, (5, 5)), (13, (7, 6)), (16, (8, 8)), (17, (8, 9))]
+)
 def test_the_longer_of_two_texts_is_cut_first(max_tokens: int, lengths: tuple[int, int]) -> None:
     made = from_transformers(tokenizer(), ())
     first, second = (made.encode(text, add_special_tokens=False) for text in ("ABCDEFGH", "IJKLMNOPQRSTUVWX"))

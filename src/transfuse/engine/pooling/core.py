@@ -93,6 +93,9 @@ class PoolingCore:
     def stop(self, request_id: str, stop_reason: str) -> None:
         """Nothing: only a text that is generated comes to a stop string."""
 
+    def prepare_grammars(self) -> None:
+        """Nothing: no text is held to a form."""
+
     def add_text(self, new: NewPooling) -> None:
         """Queue a text.
 
