@@ -27,6 +27,9 @@ class FakeCore:
     def show_progress(self, counter: Any) -> None:
         self._bump = counter.bump
 
+    def prepare_grammars(self) -> None:
+        """It has none."""
+
     @property
     def has_unfinished(self) -> bool:
         return bool(self._requests)
