@@ -187,9 +187,18 @@ class ReplyPlan:
             )
         return replace(self.demand, tools=self.demand.tools or self.tools.parameters, body=structure_term(structure))
 
-    def reader(self, prompt: ReadPrompt) -> ReplyReader:
-        """Reads one reply to a prompt."""
-        return ReplyReader(self.format.parser(prompt.text or "", self.tools, self.format.shown(self.special)))
+    def reader(self, prompt: ReadPrompt, *, streams: bool = False) -> ReplyReader:
+        """Reads one reply to a prompt.
+
+        Args:
+            prompt: what is replied to.
+            streams: whether pieces of a call are of use before it is whole.
+        """
+        text, shown = prompt.text or "", self.format.shown(self.special)
+        if self.demand.must_call:
+            names = self.demand.tools
+            return ReplyReader(self.format.held_parser(text, self.tools, names, shown, waits=not streams))
+        return ReplyReader(self.format.parser(text, self.tools, shown))
 
 
 def plan_replies(service: Service, use: ToolUse, chat_template: str | None = None) -> ReplyPlan:

@@ -137,6 +137,6 @@ class SpokenAnswer(ABC):
 
     def _advance(self) -> str:
         if self._reader is None:
-            self._reader = self._plan.reader(self.generation.prompts[0])
+            self._reader = self._plan.reader(self.generation.prompts[0], streams=self.generation.stream)
         growth = self._reader.advance(self.generation.outputs[0].outputs[0])
         return "" if growth is None else "".join(self.take(growth))

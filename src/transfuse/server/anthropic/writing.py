@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 
 from anthropic.types import (
@@ -21,6 +20,7 @@ from anthropic.types import (
     ToolUseBlock,
 )
 
+from transfuse.server.conversation import arguments_of
 from transfuse.text.replies import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 
 BlockEvent = RawContentBlockStartEvent | RawContentBlockDeltaEvent | RawContentBlockStopEvent
@@ -85,7 +85,7 @@ class BlockWriter:
             self._thinking = ""
             yield self._delta(SignatureDelta(type="signature_delta", signature=block.signature))
         elif block.type == "tool_use":
-            block.input = json.loads(self._arguments or "{}")
+            block.input = arguments_of(self._arguments)
             self._arguments = ""
         yield RawContentBlockStopEvent(type="content_block_stop", index=len(self.blocks) - 1)
 

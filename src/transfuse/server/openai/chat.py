@@ -56,7 +56,7 @@ class ChatAnswer(Answer):
 
     def _reader(self, index: int) -> ReplyReader:
         if index not in self._readers:
-            self._readers[index] = self._plan.reader(self.generation.prompts[0])
+            self._readers[index] = self._plan.reader(self.generation.prompts[0], streams=self.generation.stream)
         return self._readers[index]
 
     def take(self, output: RequestOutput) -> None:

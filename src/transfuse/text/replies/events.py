@@ -37,7 +37,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments: between its start and its end they join to a JSON object."""
+    """More of a call's arguments, which join to a JSON object between its start and its end; cut off, it has no end."""
 
     index: int
     text: str

@@ -15,6 +15,7 @@ from transfuse.text.replies.declared import CALLS_FIELD, REASONING_FIELDS, Decla
 from transfuse.text.replies.declared_template import DeclaredTemplate, read_template
 from transfuse.text.replies.grammars import Demand, ReplyGrammar
 from transfuse.text.replies.harmony import HarmonyFormat
+from transfuse.text.replies.held import HeldParser
 from transfuse.text.replies.marked import MarkedParser
 from transfuse.text.replies.parser import ReplyParser
 from transfuse.text.replies.syntax import CallSyntax
@@ -67,6 +68,20 @@ class ReplyFormat(Protocol):
             prompt: the conversation as text, which may end within the reply: templates open its reasoning.
             tools: what may be called; without any, no calls are looked for.
             special: the special tokens that are `shown`, which users never see.
+        """
+        ...
+
+    def held_parser(
+        self, prompt: str, tools: Tools, names: Collection[str], special: Collection[str], *, waits: bool
+    ) -> ReplyParser:
+        """Reads one reply that a grammar holds to calls; of a format that is `held`.
+
+        Args:
+            prompt: see `parser`.
+            tools: likewise.
+            names: of the tools that the grammar knows.
+            special: see `parser`.
+            waits: whether a call is told only once it is whole.
         """
         ...
 
@@ -125,10 +140,19 @@ class MarkedFormat:
 
     def parser(self, prompt: str, tools: Tools, special: Collection[str] = ()) -> ReplyParser:
         """See `ReplyFormat.parser`."""
-        splitter = None
-        if self.thinking is not None:
-            splitter = ThinkingSplitter(self.thinking, is_open=self.thinking.is_open(prompt), hidden=special)
-        return MarkedParser(tools, self.calls if tools else None, splitter, special)
+        return MarkedParser(tools, self.calls if tools else None, self._splitter(prompt, special), special)
+
+    def held_parser(
+        self, prompt: str, tools: Tools, names: Collection[str], special: Collection[str], *, waits: bool
+    ) -> ReplyParser:
+        """See `ReplyFormat.held_parser`."""
+        assert self.calls is not None, "it is held"
+        return HeldParser(tools, names, self.calls, self._splitter(prompt, special), special, waits=waits)
+
+    def _splitter(self, prompt: str, special: Collection[str]) -> ThinkingSplitter | None:
+        if self.thinking is None:
+            return None
+        return ThinkingSplitter(self.thinking, is_open=self.thinking.is_open(prompt), hidden=special)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +203,12 @@ class DeclaredFormat:
     def parser(self, prompt: str, tools: Tools, special: Collection[str] = ()) -> ReplyParser:
         """See `ReplyFormat.parser`."""
         return DeclaredParser(tools, self.template, prompt, special)
+
+    def held_parser(
+        self, prompt: str, tools: Tools, names: Collection[str], special: Collection[str], *, waits: bool
+    ) -> ReplyParser:
+        """See `ReplyFormat.held_parser`."""
+        return self.held().held_parser(prompt, tools, names, special, waits=waits)
 
 
 _THINK = ThinkingSyntax("<think>", "</think>")

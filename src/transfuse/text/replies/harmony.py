@@ -64,6 +64,12 @@ class HarmonyFormat:
             parser.feed(prompt[turn + len(_TURN) :])  # what the template has said for the model
         return parser
 
+    def held_parser(
+        self, prompt: str, tools: Tools, names: Collection[str], special: Collection[str], *, waits: bool
+    ) -> ReplyParser:
+        """See `ReplyFormat.held_parser`: a call ends with its message, and is told then."""
+        return self.parser(prompt, tools, special)
+
 
 class HarmonyParser(ReplyParser):
     """See `ReplyParser` and `HarmonyFormat`."""

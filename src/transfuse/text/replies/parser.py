@@ -14,7 +14,7 @@ class ReplyParser(ABC):
     """Reads one reply. Events do not depend on how its text was cut, and come as early as they are certain.
 
     A call comes once it is whole and its arguments are JSON: what a model began and did not end, or wrote against its
-    own format, is text for the user. Nothing that a model writes raises.
+    own format, is text for the user; but see `HeldParser`. Nothing that a model writes raises.
 
     Args:
         tools: what may be called.

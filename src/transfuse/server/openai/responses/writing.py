@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ from openai.types.responses.response_content_part_added_event import PartReasoni
 from openai.types.responses.response_reasoning_item import Content as ReasoningContent
 from pydantic import BaseModel
 
+from transfuse.server.conversation import arguments_of
 from transfuse.server.openai.responses.items import seal
 from transfuse.server.openai.responses.tools import OfferedTool, OfferedTools
 from transfuse.text.replies import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
@@ -203,6 +203,5 @@ class ItemWriter:
 
 def _input_of(arguments: str) -> str:
     """The text that a custom tool was called with: its one argument, or all where a model named it otherwise."""
-    read = json.loads(arguments or "{}")
-    value = read.get("input") if isinstance(read, dict) else None
+    value = arguments_of(arguments).get("input")
     return value if isinstance(value, str) else arguments
