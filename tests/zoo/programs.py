@@ -15,7 +15,7 @@ from transfuse.program.graph import TorchOp
 from transfuse.program.native import NativeOp
 
 # What csrc can run.
-KERNELS = ("linear", "norm", "rotary_cache", "paged_attention", "gather_rows", "elementwise")
+KERNELS = ("linear", "norm", "rotary_cache", "paged_attention", "gather_rows", "elementwise", "sum_products")
 
 
 @dataclass(frozen=True)

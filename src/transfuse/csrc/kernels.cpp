@@ -9,6 +9,7 @@ const KernelEntry kernels[] = {
     {"paged_attention", paged_attention},
     {"gather_rows", gather_rows},
     {"elementwise", elementwise},
+    {"sum_products", sum_products},
     {"argmax", argmax},
     {"draw", draw},
     {"ranked_logprobs", ranked_logprobs},

@@ -11,6 +11,7 @@ void rotary_cache(const Op& op, Team& team);
 void paged_attention(const Op& op, Team& team);
 void gather_rows(const Op& op, Team& team);
 void elementwise(const Op& op, Team& team);
+void sum_products(const Op& op, Team& team);
 void argmax(const Op& op, Team& team);
 void draw(const Op& op, Team& team);
 void ranked_logprobs(const Op& op, Team& team);

@@ -52,6 +52,7 @@ TF_INLINE f32x16 read(const Line& line, int64_t first, int64_t count) {
     const bf16* from = reinterpret_cast<const bf16*>(line.data) + first;
     return count == kLanes ? load(from) : load_part(from, count);
   }
+  if (line.stride == 0 && line.dtype == kFloat32) return broadcast(*reinterpret_cast<const float*>(line.data));
   if (line.stride == 0) return broadcast(gather(line, 0, 1)[0]);
   return gather(line, first, count);
 }
@@ -96,10 +97,10 @@ class Walk {
       const int64_t first = chunk / per_line_ * lines_per_chunk_, offset = chunk % per_line_ * piece_;
       const int64_t count = std::min(piece_, length_ - offset);
       if (count <= 0) return;
+      Place place = place_of(first, offset);
       for (int64_t i = first; i < std::min(num_lines_, first + lines_per_chunk_); i++) {
-        Line line[kTensors];
-        for (int t = 0; t < kTensors; t++) line[t] = line_at(t, i, offset);
-        f(line, count);
+        f(place.line, count);
+        advance(place);
       }
     });
   }
@@ -118,17 +119,41 @@ class Walk {
     for (int t = 0; t < kTensors; t++) stride_[t][dims_ - 1] = tensors[t] ? tensors[t].stride[d] : 0;
   }
 
-  Line line_at(int t, int64_t index, int64_t offset) const {
-    Line line = base_[t];
-    if (line.data == nullptr) return line;
-    line.stride = dims_ > 0 ? stride_[t][dims_ - 1] : 1;
-    int64_t elements = offset * line.stride;
+  // A line of each tensor, and where it is in the dimensions before the last.
+  struct Place {
+    Line line[kTensors];
+    int64_t index[kMaxDims];
+  };
+
+  Place place_of(int64_t number, int64_t offset) const {
+    Place place = {};
     for (int d = dims_ - 2; d >= 0; d--) {
-      elements += index % size_[d] * stride_[t][d];
-      index /= size_[d];
+      place.index[d] = number % size_[d];
+      number /= size_[d];
     }
-    line.data += elements * static_cast<int64_t>(item_size(line.dtype));
-    return line;
+    for (int t = 0; t < kTensors; t++) {
+      Line& line = place.line[t] = base_[t];
+      if (line.data == nullptr) continue;
+      line.stride = dims_ > 0 ? stride_[t][dims_ - 1] : 1;
+      int64_t elements = offset * line.stride;
+      for (int d = 0; d < dims_ - 1; d++) elements += place.index[d] * stride_[t][d];
+      line.data += elements * static_cast<int64_t>(item_size(line.dtype));
+    }
+    return place;
+  }
+
+  // To the next line.
+  void advance(Place& place) const {
+    for (int d = dims_ - 2; d >= 0; d--) {
+      const bool is_last = ++place.index[d] == size_[d];
+      const int64_t steps = is_last ? 1 - size_[d] : 1;
+      for (int t = 0; t < kTensors; t++) {
+        Line& line = place.line[t];
+        if (line.data != nullptr) line.data += steps * stride_[t][d] * static_cast<int64_t>(item_size(line.dtype));
+      }
+      if (!is_last) return;
+      place.index[d] = 0;
+    }
   }
 
   Line base_[kTensors];

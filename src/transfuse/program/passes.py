@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from transfuse.program.graph import Graph, TorchOp, View
+from transfuse.program.in_place import written_in_place
 from transfuse.program.native import ELEMENTWISE, Linear, NativeOp, Norm, PackedWeight, Rotary
 from transfuse.program.views import NotNative, as_rows, disjoint, same_elements
 
@@ -19,7 +20,7 @@ def fuse(ops: list[Op], graph: Graph) -> list[Op]:
     """
     for join in (_norm_into_rotary, _rotary_into_store, _add_into_linear, _add_into_norm, _norm_into_linear):
         ops = _joined(ops, graph, join)
-    return _without_unused(_tables_from_packed(ops), graph)
+    return _without_unused(written_in_place(_tables_from_packed(ops), graph), graph)
 
 
 def _joined(ops: list[Op], graph: Graph, join: Callable[[_Around, int], NativeOp | None]) -> list[Op]:

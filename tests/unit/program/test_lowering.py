@@ -148,6 +148,28 @@ CASES: dict[str, list[Forward]] = {
     "aten.bmm.default": [
         lambda i: torch.bmm(_weight(i, 1, 8, 1), i.x[None, :, :1].transpose(1, 2)).transpose(1, 2),
         lambda i: torch.bmm(_weight(i, 3, 8, 1), i.x.view(-1, 3, 8).permute(1, 2, 0)[:, :1]),
+        # Of a matrix with a vector, from either side.
+        lambda i: torch.bmm(i.x.view(-1, 3, 8), i.y[:, :8, None]),
+        lambda i: torch.bmm(i.y[:, None, 4:7], i.x.view(-1, 3, 8)),
+        lambda i: torch.bmm(i.x.view(-1, 3, 8).transpose(1, 2), i.y[:, ::8, None]).transpose(1, 2),
+    ],
+    "aten.sum.dim_IntList": [
+        lambda i: i.x.sum(-1),
+        lambda i: i.x.view(-1, 3, 8).sum(-2),
+        lambda i: i.x.view(-1, 3, 8).sum(1, keepdim=True),
+        lambda i: (i.x * i.y).sum(-1, keepdim=True),
+        lambda i: (i.x.view(-1, 3, 8) * i.y[:, :3, None]).sum(-2),
+        lambda i: (i.x.view(-1, 1, 3, 8) * i.y.view(-1, 3, 8, 1)[:, :, :3]).sum(2),
+        lambda i: i.x.sum(0),
+    ],
+    "aten.mean.dim": [
+        lambda i: i.x.mean(-1), lambda i: i.x.pow(2).mean(-1, keepdim=True), lambda i: i.x.view(-1, 3, 8).mean(1)
+    ],
+    "aten.convolution.default": [
+        lambda i: functional.conv1d(i.x[:, None], _weight(i, 1, 1, 4), _weight(i, 1), groups=1),
+        lambda i: functional.conv1d(i.x.view(-1, 4, 6), _weight(i, 4, 1, 3), groups=4),
+        lambda i: functional.conv1d(i.x.view(-1, 4, 6), _weight(i, 4, 1, 5), _weight(i, 4), groups=4)[..., -1:] * 2,
+        lambda i: functional.conv1d(i.x.view(-1, 4, 6), _weight(i, 4, 1, 3), groups=4)[:, 1:, 1:] * 2,
     ],
     "aten.embedding.default": [
         lambda i: functional.embedding(i.ids[None], _weight(i, VOCAB_SIZE, WIDTH)),
@@ -297,6 +319,21 @@ LEFT: dict[str, tuple[str, Forward, str]] = {
     ),
     "product of values": (
         "aten.bmm.default", lambda i: _heads(i.x)[0] @ _weight(i, HEADS, 8, 5), "two computed matrices"
+    ),
+    "sum of two dimensions": ("aten.sum.dim_IntList", lambda i: i.x.view(-1, 3, 8).sum((1, 2)), "several dimensions"),
+    "sum to float64": ("aten.sum.dim_IntList", lambda i: i.x.sum(1, dtype=torch.float64), "torch.float64"),
+    "mean of all tokens": ("aten.mean.dim", lambda i: i.x.mean(0), "as many numbers as the step says"),
+    "channels that mix": (
+        "aten.convolution.default", lambda i: functional.conv1d(i.x.view(-1, 4, 6), _weight(i, 4, 2, 3), groups=2),
+        "mixes channels",
+    ),
+    "two results a channel": (
+        "aten.convolution.default", lambda i: functional.conv1d(i.x.view(-1, 4, 6), _weight(i, 8, 1, 3), groups=4),
+        "mixes channels",
+    ),
+    "padded": (
+        "aten.convolution.default",
+        lambda i: functional.conv1d(i.x.view(-1, 4, 6), _weight(i, 4, 1, 3), groups=4, padding=1), "padded",
     ),
     "several indices": ("aten.index.Tensor", lambda i: _weight(i, 24, 24)[i.ids % 24, i.positions % 24], "several"),
     "other indices": ("aten.index.Tensor", lambda i: i.x[i.context.seq_lens % 1], "not rows of a matrix"),

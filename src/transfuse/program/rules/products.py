@@ -11,8 +11,6 @@ from transfuse.kernels.cpu.packing import GLU_LAYOUTS
 from transfuse.program.graph import Graph, TorchOp, View
 from transfuse.program.native import ACTIVATIONS, Linear, NativeOp, PackedWeight
 from transfuse.program.rules.base import floating, rule
-from transfuse.program.rules.elementwise import elementwise
-from transfuse.program.sizes import ZERO
 from transfuse.program.views import NotNative, as_rows, collapsed, squeezed
 
 
@@ -89,21 +87,6 @@ def _mm(op: TorchOp, graph: Graph) -> list[NativeOp]:
         raise NotNative("a scaled sum")
     weight = replace(matrix, sizes=matrix.sizes[::-1], strides=matrix.strides[::-1])
     return [_linear(x, _weight(weight, graph), bias, op.outputs[0])]
-
-
-@rule("aten.bmm.default")
-def _outer(op: TorchOp, graph: Graph) -> list[NativeOp]:
-    """Products over a dimension of one, as in the angles of rotary embedding."""
-    a = op.arguments()
-    left, right = a["self"], a["mat2"]
-    if not left.sizes[2].is_number(1):
-        raise NotNative("a product of two computed matrices")
-    out = op.outputs[0]
-    left = replace(left, strides=(*left.strides[:2], ZERO), sizes=(*left.sizes[:2], out.sizes[2]))
-    right = replace(
-        right, strides=(right.strides[0], ZERO, right.strides[2]), sizes=(right.sizes[0], out.sizes[1], right.sizes[2])
-    )
-    return [elementwise("mul", left, right, out)]
 
 
 @rule("aten.embedding.default")
