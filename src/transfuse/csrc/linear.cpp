@@ -137,6 +137,7 @@ class Linear {
     constexpr int64_t kDepth = 4 / sizeof(W);
     const Left left = {rows_.data, rows_.row_bytes, k_ / kDepth, k_ % kDepth != 0};
     multiply(left, 0, m_, group_begin(group), group_begin(group + 1), false, true);
+    finish_all();
   }
 
   // The rows of one panel with one group of blocks: the weights of a strip of blocks serve all row blocks.
@@ -157,6 +158,7 @@ class Linear {
         multiply(left, row_begin(i), rows, block, std::min(end, block + strip_), true, i == first);
       }
     }
+    finish_all();
   }
 
   int64_t row_begin(int64_t row_block) const {
@@ -170,34 +172,57 @@ class Linear {
     return glu_ && at_once % 2 != 0 ? 2 * at_once : at_once;
   }
 
-  // Some rows with blocks `begin` to `end`; `fresh` says that those have not been decoded for other rows before.
-  void multiply(const Left& left, int64_t first_row, int64_t rows, int64_t begin, int64_t end, bool panel,
-                bool fresh) const {
-    alignas(64) float sums[P::kMaxRows * kMaxSpan * kBlockRows];
+  // Some rows with blocks `begin` to `end`; `fresh` says that those have not been decoded for other rows before. Leaves
+  // the last sums to be finished.
+  void multiply(const Left& left, int64_t first_row, int64_t rows, int64_t begin, int64_t end, bool panel, bool fresh) {
     const int64_t stride = span_ * kBlockRows;
     const int64_t at_once = std::min<int64_t>(P::max_blocks(rows), is_coded_ && fresh ? kCodedBlocks : kMaxSpan);
     for (int64_t block = begin; block < end; block += span_) {
       const int64_t count = std::min(span_, end - block);
+      float* const sums = waiting_.num_rows > 0 && waiting_.sums == sums_[0] ? sums_[1] : sums_[0];
       const SumTile tile = {sums, stride, first_row, rows, block, count};
-      epilogue_.prefetch(tile);
+      if (waiting_.num_rows > 0) epilogue_.prefetch(waiting_);
+      finished_ = 0;
+      int64_t depth = 0;
+      auto meanwhile = [&] {
+        if (++depth > kDepthsToFetch && depth % 2 == 0) finish(kRowsMeanwhile);
+      };
       const int64_t parts = ceil_div(count, at_once);
       for (int64_t part = 0; part < parts; part++) {
         const int64_t first = part_begin(count, parts, part), blocks = part_begin(count, parts, part + 1) - first;
         float* const to = sums + first * kBlockRows;
         if (!is_coded_) {
           const uint32_t* const weights = weight_ + (block + first) * units_ * kBlockRows;
-          products_.multiply(left, rows, panel, weights, units_, blocks, to, stride);
+          products_.multiply(left, rows, panel, weights, units_, blocks, to, stride, meanwhile);
           continue;
         }
         const DecodedRuns runs = decoded(block + first - begin);
         if (fresh) {
-          products_.multiply(left, rows, panel, coded_, block + first, blocks, runs, to, stride);
+          products_.multiply(left, rows, panel, coded_, block + first, blocks, runs, to, stride, meanwhile);
         } else {
-          products_.multiply(left, rows, panel, runs.data, runs.block_units, blocks, to, stride);
+          products_.multiply(left, rows, panel, runs.data, runs.block_units, blocks, to, stride, meanwhile);
         }
       }
-      epilogue_(tile);
+      finish(P::kMaxRows);
+      waiting_ = tile;
+      finished_ = 0;
     }
+  }
+
+  // Up to so many rows of the sums that wait.
+  TF_INLINE void finish(int64_t rows) {
+    rows = std::min(rows, waiting_.num_rows - finished_);
+    if (rows <= 0) return;
+    SumTile part = waiting_;
+    part.sums += finished_ * part.stride;
+    part.first_row += finished_;
+    part.num_rows = rows;
+    epilogue_(part);
+    finished_ += rows;
+  }
+  void finish_all() {
+    finish(P::kMaxRows);
+    waiting_.num_rows = 0;
   }
 
   // Where the decoded weights of a block of a strip are: all of them if more rows are to come, else one run, which stays
@@ -213,6 +238,8 @@ class Linear {
   }
 
   static constexpr int64_t kMaxSpan = 6;
+  // Rows of sums that are finished at every other depth of the next product, once what they need has been fetched.
+  static constexpr int64_t kRowsMeanwhile = 8, kDepthsToFetch = 4;
 
   const Op& op_;
   Team& team_;
@@ -234,6 +261,9 @@ class Linear {
   char* panel_;
   uint32_t* decoded_;
   int64_t filled_panel_ = -1;
+  SumTile waiting_ = {};  // sums that the epilogue has not finished yet
+  int64_t finished_ = 0;  // of its rows
+  alignas(64) float sums_[2][P::kMaxRows * kMaxSpan * kBlockRows];
 };
 
 }  // namespace

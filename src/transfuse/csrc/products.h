@@ -40,15 +40,17 @@ class Products : public Arithmetic<W> {
 
   // sums[m * stride + 16 * b + i] = the product of row m of a row block with row i of block b; those lie in memory as
   // rows of units, `block_units` from one to the next.
+  template <class Meanwhile>
   void multiply(const Left& left, int64_t rows, bool panel, const uint32_t* weights, int64_t block_units, int64_t blocks,
-                float* sums, int64_t stride) const {
+                float* sums, int64_t stride, Meanwhile&) const {
     find_product<W>(rows, blocks, panel)(left, weights, block_units, sums, stride, false);
   }
 
   // The same with blocks from `first` on whose exponents are coded; leaves them decoded. Runs are decoded just before
   // they are used, and add to the same sums one after the other.
+  template <class Meanwhile>
   void multiply(const Left& left, int64_t rows, bool panel, const ShortBf16& weights, int64_t first, int64_t blocks,
-                const DecodedRuns& decoded, float* sums, int64_t stride) const {
+                const DecodedRuns& decoded, float* sums, int64_t stride, Meanwhile&) const {
     const Product product = find_product<W>(rows, blocks, panel);
     const int64_t unit_stride = panel ? 4 * panel_width(rows) : 4;
     for (int64_t run = 0; run < weights.runs(); run++) {
@@ -86,15 +88,17 @@ class Products<bf16> {
     return {panel, depth_bytes(rows), units, false};
   }
 
+  template <class Meanwhile>
   void multiply(const Left& left, int64_t rows, bool, const uint32_t* weights, int64_t block_units, int64_t blocks,
-                float* sums, int64_t stride) const {
+                float* sums, int64_t stride, Meanwhile& meanwhile) const {
     tile_product(rows, blocks, left, PlainTiles<true>{weights, block_units}, PlainTiles<false>{weights, block_units},
-                 sums, stride);
+                 sums, stride, meanwhile);
   }
+  template <class Meanwhile>
   void multiply(const Left& left, int64_t rows, bool, const ShortBf16& weights, int64_t first, int64_t blocks,
-                const DecodedRuns& decoded, float* sums, int64_t stride) const {
+                const DecodedRuns& decoded, float* sums, int64_t stride, Meanwhile& meanwhile) const {
     const ShortTiles tiles = {weights, first, blocks, decoded};
-    tile_product(rows, blocks, left, tiles, tiles, sums, stride);
+    tile_product(rows, blocks, left, tiles, tiles, sums, stride, meanwhile);
   }
 
  private:

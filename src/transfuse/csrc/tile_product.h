@@ -61,9 +61,10 @@ TF_INLINE void add_tile(const uint32_t* w) {
 }
 
 // out[m * out_stride + 16 * b + i] = the product of row m of x with row i of block b; of up to sixteen rows, or of up to
-// 32 if kTwo. The panel is tiles of rows, those of one depth `x.row_bytes` before those of the next.
-template <int kBlocks, bool kTwo, class Tiles>
-void tile_product(const Left& x, const Tiles tiles, float* out, int64_t out_stride) {
+// 32 if kTwo. The panel is tiles of rows, those of one depth `x.row_bytes` before those of the next. `meanwhile` is
+// called at each depth, for what vector registers do while tiles are multiplied.
+template <int kBlocks, bool kTwo, class Tiles, class Meanwhile>
+void tile_product(const Left& x, const Tiles tiles, float* out, int64_t out_stride, Meanwhile& meanwhile) {
   static_assert(kBlocks <= (kTwo ? 2 : 4));
   tile_zero<0>();
   if constexpr (kTwo || kBlocks > 2) tile_zero<2>();
@@ -78,6 +79,7 @@ void tile_product(const Left& x, const Tiles tiles, float* out, int64_t out_stri
     if constexpr (kBlocks > 1) add_tile<1, kTwo>(tiles(1, depth));
     if constexpr (kBlocks > 2) add_tile<2, kTwo>(tiles(2, depth));
     if constexpr (kBlocks > 3) add_tile<3, kTwo>(tiles(3, depth));
+    meanwhile();
   }
   const int64_t stride = out_stride * 4;
   float* const lower = kTwo ? out + kTileRows * out_stride : out + 2 * kBlockRows;
@@ -88,22 +90,22 @@ void tile_product(const Left& x, const Tiles tiles, float* out, int64_t out_stri
 }
 
 // The same of so many rows and blocks.
-template <class Tiles, class TilesOfMany>
+template <class Tiles, class TilesOfMany, class Meanwhile>
 void tile_product(int64_t rows, int64_t blocks, const Left& x, const Tiles& tiles, const TilesOfMany& tiles_of_many,
-                  float* out, int64_t out_stride) {
+                  float* out, int64_t out_stride, Meanwhile& meanwhile) {
   if (rows > kTileRows) {
-    return blocks > 1 ? tile_product<2, true>(x, tiles_of_many, out, out_stride)
-                      : tile_product<1, true>(x, tiles_of_many, out, out_stride);
+    return blocks > 1 ? tile_product<2, true>(x, tiles_of_many, out, out_stride, meanwhile)
+                      : tile_product<1, true>(x, tiles_of_many, out, out_stride, meanwhile);
   }
   switch (blocks) {
     case 1:
-      return tile_product<1, false>(x, tiles, out, out_stride);
+      return tile_product<1, false>(x, tiles, out, out_stride, meanwhile);
     case 2:
-      return tile_product<2, false>(x, tiles, out, out_stride);
+      return tile_product<2, false>(x, tiles, out, out_stride, meanwhile);
     case 3:
-      return tile_product<3, false>(x, tiles, out, out_stride);
+      return tile_product<3, false>(x, tiles, out, out_stride, meanwhile);
     default:
-      return tile_product<4, false>(x, tiles, out, out_stride);
+      return tile_product<4, false>(x, tiles, out, out_stride, meanwhile);
   }
 }
 
