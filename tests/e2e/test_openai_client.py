@@ -176,8 +176,9 @@ def test_each_error_has_its_class(server: Server, client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         create(model="gpt-4", prompt="x")
     assert missing.value.code == "model_not_found"
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError, match="asked to embed") as bad:
         client.embeddings.create(model=MODEL, input="x")
+    assert bad.value.code == "wrong_task"
     with (
         OpenAI(base_url=f"{server.url}/v1", api_key="wrong-key", max_retries=0) as stranger,
         pytest.raises(openai.AuthenticationError),

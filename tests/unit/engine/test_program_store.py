@@ -343,7 +343,8 @@ print(json.dumps([llm.model_impl, len(answer.outputs[0].token_ids), sorted(sys.m
     heavy = {
         "transformers",
         "transfuse.trace",
-        "transfuse.rewrite",
+        "transfuse.rewrite.source",
+        "transfuse.rewrite.edit",
         "transfuse.fusion.apply",
         "transfuse.layers.merged",
     }
