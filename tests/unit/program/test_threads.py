@@ -5,11 +5,13 @@ from itertools import pairwise
 from transfuse.program.threads import ThreadCount
 
 
-def counts(lost: list[int], most: int = 4) -> list[int]:
-    """Threads of each run, of which in the i-th `lost[i]` threads lose their cores if it has all of them."""
-    threads, found = ThreadCount(), []
+def counts(lost: list[int], most: int = 4, seconds: float = 1 / 128) -> list[int]:
+    """Threads of each run of so many seconds, of which in the i-th `lost[i]` lose their cores if it has all of them."""
+    now = 0.0
+    threads, found = ThreadCount(lambda: now), []
     for number in lost:
         found.append(threads.choose(most))
+        now += seconds
         threads.observe(number if found[-1] == most else 0)
     return found
 
@@ -27,6 +29,10 @@ def test_tries_become_rare_while_the_neighbour_stays() -> None:
     assert found.count(4) < 20
     tries = [index for index, number in enumerate(found) if number == 4]
     assert [b - a for a, b in pairwise(tries)][:5] == [9, 17, 33, 65, 129]
+
+
+def test_long_runs_have_all_threads_again_as_soon_as_short_ones() -> None:
+    assert counts([1] * 5 + [0] * 4, seconds=0.5) == [4, 3, 4, 3, 4, 3, 4, 4, 4]
 
 
 def test_one_thread_is_the_least() -> None:
