@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from transfuse.models.shrink import build_shrunk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
 
 # Longer than the windows of a shrunk config, of like and unlike lengths, one of a single token.
 _LENGTHS = (23, 5, 1, 14, 5)
@@ -124,8 +127,8 @@ class _Trial:
             try:
                 small = text_layers(build_shrunk(type(model), model.config, keeps_depth=keeps_depth))
                 return cls(small, "a shrunk instance", is_classifier)
-            except Exception:  # Whatever the model's code makes of the config; the model itself is then looked at.
-                continue
+            except Exception as error:  # Whatever the model's code makes of the config.
+                log.info("%s cannot be shrunk: %s", type(model).__name__, where(error))
         return cls(text_layers(model), "the loaded model (its config cannot be shrunk)", is_classifier)
 
     def packs(self, *, fused: bool) -> int | None:
@@ -147,8 +150,12 @@ class _Trial:
         raise UnsupportedModelError(f"texts of {self.what} give other numbers when they are packed")
 
     def pads(self) -> bool:
-        """Whether a mask keeps padding out."""
-        return self._is_right(PaddedForward(self._model, is_classifier=self._is_classifier))
+        """Whether several texts run at once, and a mask keeps padding out."""
+        try:
+            return self._is_right(PaddedForward(self._model, is_classifier=self._is_classifier))
+        except UnsupportedModelError as error:
+            log.info("texts of %s run one by one: %s", type(self._model).__name__, error)
+            return False
 
     def _is_right(self, forward: TextForward) -> bool:
         try:
