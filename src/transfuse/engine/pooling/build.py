@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -35,9 +34,6 @@ from transfuse.models.pooling_files import (
 from transfuse.models.resolve import ModelSource
 from transfuse.models.tokenizer import load_tokenizer
 from transfuse.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

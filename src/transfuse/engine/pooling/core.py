@@ -153,7 +153,8 @@ class PoolingCore:
         num_tokens = sum(len(request.token_ids) for request in batch)
         self._num_step_tokens += num_tokens
         self._budget.observe(num_tokens, self._clock() - started)
-        return StepReport([self._end(*pair) for pair in zip(batch, found, strict=True)], self.stats())
+        self.abort([request.request_id for request in batch])
+        return StepReport([self._ended(*pair) for pair in zip(batch, found, strict=True)], self.stats())
 
     def _next_batch(self) -> list[PoolingRequest]:
         """The texts to run next, the one that has waited longest among them; they stay in the queue until they end."""
@@ -203,10 +204,10 @@ class PoolingCore:
         if not isinstance(error, TransfuseError):
             named = f"{type(error).__name__}: {error}"
             error = EngineError(f"The model's code failed on request {request.request_id}: {named}")
-        return [self._end(request, error)]
-
-    def _end(self, request: PoolingRequest, result: torch.Tensor | TransfuseError) -> RequestUpdate:
         self.abort([request.request_id])
+        return [self._ended(request, error)]
+
+    def _ended(self, request: PoolingRequest, result: torch.Tensor | TransfuseError) -> RequestUpdate:
         failed = isinstance(result, TransfuseError)
         return RequestUpdate(
             request_id=request.request_id,
