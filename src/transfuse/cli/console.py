@@ -47,7 +47,7 @@ def load(model: str | None, engine: EngineOptions, report: ReportOptions) -> LLM
 
 
 def show_table(facts: Mapping[str, object], *, stderr: bool) -> None:
-    """Prints facts, one a row."""
+    """Prints facts, one a row; what is None does not apply, and has none."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -56,13 +56,12 @@ def show_table(facts: Mapping[str, object], *, stderr: bool) -> None:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name.removeprefix("num_").replace("_", " "), escape(_format(name, value)))
+        if value is not None:
+            table.add_row(name.removeprefix("num_").replace("_", " "), escape(_format(name, value)))
     Console(stderr=stderr, highlight=False).print(table)
 
 
 def _format(name: str, value: object) -> str:
-    if value is None:
-        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
