@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transfuse.engine.batch import Batch
+from transfuse.engine.model_errors import as_engine_error
 from transfuse.engine.request import Request
 from transfuse.engine.runner import ModelRunner, PromptLogits
 from transfuse.engine.sampler import SampledToken, Sampler
 from transfuse.engine.sampling import SamplingKernels, prompt_logprobs
 from transfuse.engine.scheduler import Scheduler
 from transfuse.engine.step_budget import StepBudget
-from transfuse.errors import EngineError, NonFiniteLogitsError, TransfuseError
+from transfuse.errors import NonFiniteLogitsError, TransfuseError
 from transfuse.outputs import LogprobsAtPosition
-from transfuse.rewrite.code_places import author_place, described
 
 log = logging.getLogger(__name__)
 
@@ -159,21 +159,11 @@ class Engine:
             self._scheduler.rollback(batch)
             return []
         request = batch.entries[0].request
-        told = self._as_engine_error(request, error)
+        told = as_engine_error(request.request_id, error, self._runner.code_folder)
         log.error("%s", told, exc_info=error)
         self._scheduler.rollback(batch)
         self._scheduler.finish(request, "error", error=told)
         return [TokenOutput(request)]
-
-    def _as_engine_error(self, request: Request, error: Exception) -> TransfuseError:
-        if isinstance(error, TransfuseError):
-            return error
-        wrapped = EngineError(
-            f"The model's code failed on request {request.request_id}: {described(error)}"
-            f"{author_place(error, self._runner.code_folder)}"
-        )
-        wrapped.__cause__ = error
-        return wrapped
 
     def _release(self, request_id: str) -> None:
         self._sampler.forget(request_id)

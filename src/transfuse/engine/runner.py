@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from transfuse.cache.groups import CacheGroup
+from transfuse.engine.model_errors import code_folder_of
 from transfuse.engine.request import Request
 from transfuse.engine.scheduler import Batch
 from transfuse.progress import ProgressCounter
@@ -79,8 +80,7 @@ class ModelRunner(ABC):
         """Where the model's own code lies, if its folder brought some."""
         # A stored program has none, nor code of its own.
         model: PreTrainedModel | None = getattr(self, "_model", None)
-        folder = None if model is None else Path(model.config.name_or_path)
-        return folder if folder is not None and folder.is_dir() else None
+        return None if model is None else code_folder_of(model.config)
 
     @property
     def executable(self) -> Executable | None:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from transfuse.engine.model_errors import as_engine_error
 from transfuse.engine.pooling.forward import Text, TextForward
 from transfuse.engine.pooling.request import PoolingRequest
 from transfuse.engine.step_budget import StepBudget
 from transfuse.errors import (
     CapacityError,
-    EngineError,
     NonFiniteLogitsError,
     PromptError,
     RequestError,
@@ -200,12 +200,10 @@ class PoolingCore:
             self._alone.update(request.request_id for request in batch)
             return []
         (request,) = batch
-        log.error("request %s failed in the model", request.request_id, exc_info=error)
-        if not isinstance(error, TransfuseError):
-            named = f"{type(error).__name__}: {error}"
-            error = EngineError(f"The model's code failed on request {request.request_id}: {named}")
+        told = as_engine_error(request.request_id, error, self._forward.code_folder)
+        log.error("%s", told, exc_info=error)
         self.abort([request.request_id])
-        return [self._ended(request, error)]
+        return [self._ended(request, told)]
 
     def _ended(self, request: PoolingRequest, result: torch.Tensor | TransfuseError) -> RequestUpdate:
         failed = isinstance(result, TransfuseError)

@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from transfuse.engine.model_errors import code_folder_of
 from transfuse.engine.pooling.program import TextProgram, capture_texts
 from transfuse.errors import UnsupportedModelError
 from transfuse.fusion.kinds import Analysis, install, uninstall
@@ -60,6 +62,11 @@ class TextForward(ABC):
         """For each text its hidden states [n, H], or of a classifier its logits [labels]; good until the next run."""
 
     @property
+    def code_folder(self) -> Path | None:
+        """See `ModelRunner.code_folder`."""
+        return None
+
+    @property
     def kernels(self) -> str:
         """See `ModelRunner.kernels`."""
         return "torch"
@@ -103,6 +110,11 @@ class PaddedForward(TextForward):
         if self._is_classifier:
             return list(found)
         return [rows[: len(text.token_ids)] for rows, text in zip(found, texts, strict=True)]
+
+    @property
+    def code_folder(self) -> Path | None:
+        """See `ModelRunner.code_folder`."""
+        return code_folder_of(self._model.config)
 
     def show_progress(self, counter: ProgressCounter) -> None:
         """See `TextForward.show_progress`."""
@@ -211,6 +223,11 @@ class PackedForward(TextForward):
             places = self._padding_id + (places + 1) * counted
         tensors = (torch.from_numpy(array) for array in (ids, places, types, borders.astype(np.int32)))
         return PackedRow(*tensors)
+
+    @property
+    def code_folder(self) -> Path | None:
+        """See `ModelRunner.code_folder`."""
+        return code_folder_of(self._layers.config)
 
     def show_progress(self, counter: ProgressCounter) -> None:
         """See `TextForward.show_progress`."""
